@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench.decisions import own_units
 from bench.decisions.cycle import cycles, planning
 from headway.cluster import UnitId
 from headway.policies.batching.gamma_ada import tail_slope
@@ -261,6 +262,8 @@ def _moves(scale: float, simulated: bool) -> tuple[str, Callable[[], Decide]]:
 CASES = (
     DecisionCase("PBAA", 1.0, lambda scale: _packing(scale, cached=False)),
     DecisionCase("PBAA, cache-aware", 5.0, lambda scale: _packing(scale, cached=True)),
+    DecisionCase("an own unit", 1.0, own_units.one),
+    DecisionCase("own units, a look", 5.0, own_units.look),
     DecisionCase("IQR-lex", 5.0, _placement),
     DecisionCase("UniBoost, one pass", 0.1, _ordering),
     DecisionCase("a worker's pass", 0.3, planning),

@@ -65,6 +65,7 @@ def _own(own: OwnUnit | None) -> list[dict[str, Any]]:
         "hit_tokens": own.num_hit_tokens,
         "owed_tokens": own.num_owed_tokens,
         "cost": own.cost,
+        "wait": own.wait,
     }
     if own.runner_up is not None:
         reason |= {"runner_up": _unit(own.runner_up), "runner_up_cost": own.runner_up_cost}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from types import MappingProxyType
 from typing import cast
 
 from headway.blocks import BlockHash
@@ -25,7 +24,7 @@ from headway.messages import Admission, Dispatch, EndForward, Rejected, Snapshot
 from headway.policies import registry
 from headway.policies.dispatch import Dispatching, InstanceLoad, Turn
 from headway.policies.dispatch.protocol import FindMatches, SlidingMean
-from headway.policies.packing import Assigned, Hits, Packing, Room
+from headway.policies.packing import NO_HITS, Assigned, Hits, Packing, Room
 from headway.policies.readers import GammaReader, constants_of
 from headway.request import Request
 
@@ -36,9 +35,6 @@ _LONGEST_REST = 1.0
 """Seconds between them at last."""
 _CREDIT = 4.0
 """Chunks of all instances that a tenant within its share may send at once."""
-
-
-NO_HITS: Mapping[UnitId, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from headway.policies.dispatch.prefix_hits import NO_HIT, Hit
 MOST_FALSE_CLAIMS = 3
 """Claims of a worker's snapshot that may fail before none is believed until it joins again."""
 _Group = tuple[int, int]
-"""A waypoint's number, and a bit for each unit that holds the prompt up to there and no further."""
+"""Tokens of a beginning, and a bit for each unit that holds so much of the prompt and no more."""
 
 
 class _Tier:
@@ -100,7 +100,7 @@ class _Tier:
             number = low + 1
             further = holders.get(names[number], 0) & group if number < stop else 0
             if group != further:
-                found.append((number, group & ~further))
+                found.append((waypoint(number), group & ~further))
             group = further
         found.reverse()
         return found
@@ -133,8 +133,16 @@ class Matches:
         bit = self._bits.get(unit)
         if bit is None:
             return NO_HIT
-        on_device, anywhere = _held_by(bit, self._device), _held_by(bit, self._host)
-        return Hit(on_device, max(0, anywhere - on_device))
+        on_device = anywhere = 0
+        for num_tokens, group in self._device:
+            if group >> bit & 1:
+                on_device = num_tokens
+                break
+        for num_tokens, group in self._host:
+            if group >> bit & 1:
+                anywhere = num_tokens
+                break
+        return Hit(on_device, anywhere - on_device if anywhere > on_device else 0)
 
     def holds(self, unit: UnitId) -> bool:
         """Return whether a unit holds any of it."""
@@ -162,21 +170,17 @@ class Matches:
     def longest(self) -> int:
         """The most tokens that a unit holds."""
         groups = (*self._device, *self._host)
-        return max((waypoint(n) for n, group in groups if group & self._active), default=0)
+        return max([n for n, group in groups if group & self._active], default=0)
 
     @property
     def shortest(self) -> int:
         """The fewest tokens that a unit holds; 0 if one holds none."""
         left, least = self._active, self.longest
-        for number, group in sorted((*self._device, *self._host), reverse=True):
+        for num_tokens, group in sorted((*self._device, *self._host), reverse=True):
             if left & group:
                 left &= ~group
-                least = waypoint(number)
+                least = num_tokens
         return 0 if left else least
-
-
-def _held_by(bit: int, groups: Sequence[_Group]) -> int:
-    return next((waypoint(number) for number, group in groups if group >> bit & 1), 0)
 
 
 class Prefixes:
@@ -325,7 +329,7 @@ def _names(entry: Tracked) -> Sequence[BlockHash]:
         if request is None:
             return ()
         tokens = request.prompt_token_ids
-        if request.output_token_ids:
+        if request.output_token_ids and isinstance(tokens, tuple):  # others are simulated
             tokens = (*tokens, *request.output_token_ids)
         entry.waypoint_names = waypoint_names(tokens, request.cache_salt)
     return entry.waypoint_names

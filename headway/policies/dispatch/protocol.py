@@ -69,6 +69,11 @@ class InstanceLoad:
     units: Sequence[UnitDebt] = ()
     """Its units, in order."""
 
+    @property
+    def num_units(self) -> int:
+        """Number of its units; 1 where they are not told."""
+        return max(1, len(self.units))
+
 
 class Waiting(Packable, Protocol):
     """A request of the window, as a dispatch policy sees it."""
@@ -82,7 +87,8 @@ class OwnUnit(NamedTuple):
     """The unit that a request goes to for what that unit holds of it, and why.
 
     ``num_hit_tokens`` and ``num_owed_tokens``: cached there, and owed before it. ``cost`` in
-    seconds, and that of the ``runner_up``: inf for none.
+    seconds, and that of the ``runner_up``: inf for none. ``wait``: seconds until the unit's turn,
+    as expected when the request first could not go there; 0 if it went at once.
     """
 
     unit: UnitId
@@ -91,6 +97,7 @@ class OwnUnit(NamedTuple):
     cost: float = 0.0
     runner_up: UnitId | None = None
     runner_up_cost: float = inf
+    wait: float = 0.0
 
 
 NOBODY: Mapping[StreamKey, OwnUnit] = MappingProxyType({})

@@ -73,6 +73,7 @@ class StaggeredBatch(Dispatching, CostReader):
         self._watchdog_floor = params.watchdog_floor
         self._instances: dict[str, _Instance] = {}
         self._num_active = self._num_convertible = 0
+        self._all_convert = False
         self._watchdogs: list[tuple[float, str]] = []  # those that were disarmed since included
         self._cycle_at = -inf
         self._num_turns = 0
@@ -129,6 +130,7 @@ class StaggeredBatch(Dispatching, CostReader):
     def _count_active(self) -> None:
         roles = [instance.role for instance in self._instances.values()]
         self._num_convertible = roles.count(Role.CONVERTIBLE)
+        self._all_convert = self._num_convertible == len(roles)
         self._num_active = len(roles) - self._num_convertible or len(roles)
 
     # --- readiness --------------------------------------------------------------------
@@ -214,7 +216,7 @@ class StaggeredBatch(Dispatching, CostReader):
         Longest without a dispatch first; instances that the watchdog gave up come last. An armed
         convertible comes behind idle prefillers and before busy ones.
         """
-        self._next_tokens = max(1, next((self.uncached(each) for each in waiting), 1))
+        self._next_tokens = max(1, next((self._uncached(each) for each in waiting), 1))
         if not self._num_convertible:
             return self._turns(loads, num_waiting, now)
         convertibles = [load for load in loads if load.role is Role.CONVERTIBLE]
@@ -231,9 +233,10 @@ class StaggeredBatch(Dispatching, CostReader):
         beside = [Turn(load.worker_id, CONVERTIBLE, keys=keys) for load in armed]
         return [*first, *beside, *(turn for turn in turns if turn.worker_id not in idle)]
 
-    def uncached(self, request: Waiting) -> int:
-        """Return the tokens of a prompt that is anybody's, wherever it goes."""
-        return request.num_tokens
+    def _uncached(self, request: Waiting) -> int:
+        """Return the tokens that every unit lacks of a prompt."""
+        matches = self.matches(request)
+        return request.num_tokens - (matches.shortest if matches is not None else 0)
 
     def _excess(
         self,
@@ -314,7 +317,7 @@ def _is_lone(load: InstanceLoad) -> bool:
     Such a one has no batch to pack over units, and its next pass begins before a message could say
     that the last one has ended: what waits for that word waits for a pass more.
     """
-    return load.role is Role.UNIFIED and len(load.units) == 1
+    return load.role is Role.UNIFIED and load.num_units == 1
 
 
 def can_take(load: InstanceLoad) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import ClassVar
 
-from headway.cluster import Role
+from headway.cluster import Role, UnitId
 from headway.cost.costs import Constant, Costs
 from headway.policies.answer import Answer
 from headway.policies.dispatch.prefix_hits import Hit, Matches
@@ -66,8 +66,10 @@ class WarmStaggeredBatch(StaggeredBatch):
 
     def __init__(self, params: SbsWarmParams | None = None) -> None:
         self._table = UnitTable()
-        self._waits_since: dict[StreamKey, float] = {}
+        self._waits_since: dict[StreamKey, tuple[float, float]] = {}
+        """When requests first could not go to their own unit, and W then."""
         self._recheck_at = inf
+        self._barred: frozenset[str] = frozenset()
         super().__init__(params or SbsWarmParams())
 
     # --- constants --------------------------------------------------------------------
@@ -109,10 +111,10 @@ class WarmStaggeredBatch(StaggeredBatch):
         ready = {
             load.worker_id: load for load in loads if can_take(load) and self._ready_at(load) <= now
         }
-        if not ready:
+        if not ready or not any(map(self._telling, waiting)):
             return super().turns(loads, num_waiting, now=now, waiting=waiting)
-        prefillers = [load for load in loads if load.role is not Role.CONVERTIBLE]
-        self._table.update(prefillers or loads)
+        self._table.update(loads)
+        self._barred = self._ownerless(loads)
         look = self._judge_all(waiting, ready, now)
         self._table.restore()
         self._forget_gone(waiting)
@@ -139,7 +141,7 @@ class WarmStaggeredBatch(StaggeredBatch):
         look = _Look()
         left = float(_MOST_CHUNKS * sum(load.chunk_tokens for load in ready.values()))
         for entry in waiting:
-            matches = self.matches(entry)
+            matches = self._telling(entry)
             if left <= 0:
                 look.is_complete = matches is None and not (look.own or look.held)
                 if not look.is_complete:
@@ -173,52 +175,62 @@ class WarmStaggeredBatch(StaggeredBatch):
             return entry.num_tokens
         self._table.take(own.unit, uncached, entry.num_tokens)
         if is_ready:
-            look.own.setdefault(unit.load.worker_id, {})[entry.key] = own
+            _, wait = self._waits_since.get(entry.key, (now, 0.0))
+            look.own.setdefault(unit.load.worker_id, {})[entry.key] = own._replace(wait=wait)
             return uncached
         look.held[entry.key] = None
         return 0.0
+
+    def _telling(self, entry: Waiting) -> Matches | None:
+        """Return who holds its beginning, if that tells units apart."""
+        matches, least = self.matches(entry), self._least_hit
+        if matches is None or matches.longest < least:
+            return None
+        return matches if matches.longest - matches.shortest >= least else None
 
     # --- where ------------------------------------------------------------------------
 
     def _own_unit(self, entry: Waiting, matches: Matches) -> OwnUnit | None:
         """Return the unit of least cost, if it holds enough; None if the request is anybody's."""
-        least = self._least_hit
-        if matches.longest < least or matches.longest - matches.shortest < least:
+        table, num_tokens, barred = self._table, entry.num_tokens, self._barred
+        costs: list[tuple[float, UnitId]] = []
+        for name in table.candidates(matches):
+            if name.worker_id in barred:
+                continue
+            unit = table[name]
+            uncached = max(1.0, num_tokens - self._saved(matches.hit(name)))
+            costs.append(((unit.num_owed_tokens + uncached) * unit.weight, name))
+        if not costs:
             return None
-        table, num_tokens = self._table, entry.num_tokens
-        ranked = sorted(
-            (self._cost(table[unit], num_tokens, matches.hit(unit)), unit)
-            for unit in table.candidates(matches)
-        )
-        if not ranked:
+        tokens, name = best = min(costs)
+        hit = matches.hit(name).num_tokens
+        if hit < self._least_hit:
             return None
-        cost, unit = ranked[0]
-        hit = matches.hit(unit).num_tokens
-        if hit < least:
-            return None
-        own = OwnUnit(unit, hit, int(table[unit].num_owed_tokens), cost)
-        if len(ranked) == 1:
+        seconds = self._per_token.value
+        own = OwnUnit(name, hit, int(table[name].num_owed_tokens), tokens * seconds)
+        costs.remove(best)
+        if not costs:
             return own
-        return own._replace(runner_up=ranked[1][1], runner_up_cost=ranked[1][0])
+        tokens, name = min(costs)
+        return own._replace(runner_up=name, runner_up_cost=tokens * seconds)
 
-    def _cost(self, unit: Unit, num_tokens: int, hit: Hit) -> float:
-        """Return the seconds until a prompt is through, for it and for all that it delays."""
-        uncached = max(1.0, num_tokens - self._saved(hit))
-        tokens = (unit.num_owed_tokens + uncached) * (1 + unit.num_requests)
-        return tokens * self._unit_seconds(unit.load)
+    def _ownerless(self, loads: Iterable[InstanceLoad]) -> frozenset[str]:
+        """Return the instances for which nobody waits: silent ones, and convertible ones."""
+        return frozenset(
+            load.worker_id
+            for load in loads
+            if self._instances[load.worker_id].fallback
+            or (load.role is Role.CONVERTIBLE and not self._all_convert)
+        )
 
     def _saved(self, hit: Hit) -> float:
         """Return the tokens whose computing a hit saves; the link costs a share of those on it."""
-        return hit.num_device_tokens + hit.num_host_tokens * (1.0 - self._host_share)
-
-    def uncached(self, request: Waiting) -> int:
-        """Return the tokens that every unit lacks of a prompt."""
-        matches = self.matches(request)
-        return request.num_tokens - (matches.shortest if matches is not None else 0)
+        num_device, num_host = hit
+        return num_device + num_host * (1.0 - self._host_share) if num_host else num_device
 
     def _unit_seconds(self, load: InstanceLoad) -> float:
         """Return t: one unit's seconds for a prompt token; its instance computes all at once."""
-        return self._per_token.value * len(load.units)
+        return self._per_token.value * load.num_units
 
     # --- how long ---------------------------------------------------------------------
 
@@ -227,8 +239,9 @@ class WarmStaggeredBatch(StaggeredBatch):
 
         In all it waits no longer than that takes; then it is anybody's for good.
         """
-        until = self._waits_since.setdefault(key, now) + saved
-        if now >= until or self._wait(unit, now) >= saved:
+        wait = self._wait(unit, now)
+        until = self._waits_since.setdefault(key, (now, wait))[0] + saved
+        if now >= until or wait >= saved:
             return False
         self._recheck_at = min(self._recheck_at, until)
         return True
@@ -237,14 +250,14 @@ class WarmStaggeredBatch(StaggeredBatch):
         """Return W: the seconds until a unit's next turn, as far as known."""
         load = unit.load
         ends_at = self._instances[load.worker_id].dispatched_at + self._turn_round
-        behind = max(0.0, unit.num_owed_tokens - load.chunk_tokens / len(load.units))
+        behind = max(0.0, unit.num_owed_tokens - load.chunk_tokens / load.num_units)
         return max(0.0, ends_at - now) + behind * self._unit_seconds(load)
 
     def _forget_gone(self, waiting: Collection[Waiting]) -> None:
         """Forget since when requests waited that are gone, once they are the majority."""
         if len(self._waits_since) > 2 * len(waiting) + 64:
             alive = {entry.key for entry in waiting}
-            kept = ((key, at) for key, at in self._waits_since.items() if key in alive)
+            kept = (each for each in self._waits_since.items() if each[0] in alive)
             self._waits_since = dict(kept)
 
     def wakeup(

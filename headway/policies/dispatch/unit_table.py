@@ -11,7 +11,7 @@ from headway.cluster import UnitId
 from headway.policies.dispatch.prefix_hits import Matches
 from headway.policies.dispatch.protocol import InstanceLoad, UnitDebt
 
-_NUM_OF_EACH = 8
+_NUM_LONGEST, _NUM_CHEAPEST = 8, 4
 
 
 @dataclass(slots=True)
@@ -24,6 +24,9 @@ class Unit:
     num_requests: int
     capacity: float
     free_tokens: int
+    weight: int
+    """Times that a token there counts: once for each request that it delays, and each unit of its
+    instance, which computes all at once."""
 
     @classmethod
     def of(cls, load: InstanceLoad, debt: UnitDebt) -> Unit:
@@ -35,6 +38,7 @@ class Unit:
             debt.num_requests,
             debt.capacity,
             debt.free_tokens,
+            (1 + debt.num_requests) * load.num_units,
         )
 
     def takes(self, num_tokens: int) -> bool:
@@ -44,8 +48,8 @@ class Unit:
     @property
     def rank(self) -> float:
         """The cost of another chunk here, in tokens."""
-        chunk = self.load.chunk_tokens / len(self.load.units)
-        return (self.num_owed_tokens + chunk) * (1 + self.num_requests)
+        chunk = self.load.chunk_tokens / self.load.num_units
+        return (self.num_owed_tokens + chunk) * self.weight
 
 
 class UnitTable:
@@ -99,6 +103,7 @@ class UnitTable:
         value.num_owed_tokens += num_computed
         value.capacity -= num_computed
         value.num_requests += 1
+        value.weight += value.load.num_units
         value.free_tokens -= num_tokens
         insort(self._ranks, (value.rank, unit))
 
@@ -118,10 +123,9 @@ class UnitTable:
         those of all units that owe least: a few of each, however many units there are.
         """
         units = self._units
-        listed = dict.fromkeys(unit for unit in matches.holders(_NUM_OF_EACH) if unit in units)
-        cheapest = (unit for _, unit in self._ranks)
-        if len(listed) == _NUM_OF_EACH:
-            holders = (unit for unit in cheapest if matches.holds(unit))
-            listed.update(dict.fromkeys(islice(holders, _NUM_OF_EACH)))
-        listed.update(dict.fromkeys(unit for _, unit in self._ranks[:_NUM_OF_EACH]))
-        return listed
+        longest = [unit for unit in matches.holders(_NUM_LONGEST) if unit in units]
+        cheapest = [unit for _, unit in self._ranks[:_NUM_CHEAPEST]]
+        if len(longest) == _NUM_LONGEST:
+            holders = (unit for _, unit in self._ranks if matches.holds(unit))
+            cheapest += islice(holders, _NUM_CHEAPEST)
+        return dict.fromkeys((*longest, *cheapest))

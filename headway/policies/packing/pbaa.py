@@ -15,7 +15,7 @@ from headway.cluster import UnitId
 from headway.cost.costs import Constant, Costs, Source
 from headway.policies.answer import Answer
 from headway.policies.batching.boost import boosted
-from headway.policies.packing.protocol import ANY_UNIT, Assigned, Hits, P, Room
+from headway.policies.packing.protocol import ANY_UNIT, NO_HITS, Assigned, Hits, P, Room
 from headway.policies.readers import CostReader, GammaReader, chosen
 from headway.request import StreamKey
 
@@ -92,12 +92,12 @@ class Pbaa(CostReader, GammaReader):
         by_unit = {room.unit: room for room in rooms}
         heap = [(-room.capacity, room.unit) for room in rooms]
         heapify(heap)
-        if hits is not None:
+        if hits is not None or own:
+            hits = hits or (lambda request: NO_HITS)
             return [
                 *_pack_by_hits(legacy, by_unit, heap, hits, capped, own),
                 *_pack_by_hits(new, by_unit, heap, hits, capped, own),
             ]
-        assert not own, "who has an own unit has hits"
         return [*_pack(legacy, by_unit, heap, capped), *_pack(new, by_unit, heap, capped)]
 
 

@@ -74,6 +74,7 @@ class Assigned(NamedTuple, Generic[P]):
     capacity: int
 
 
+NO_HITS: Mapping[UnitId, int] = MappingProxyType({})
 ANY_UNIT: Mapping[StreamKey, UnitId] = MappingProxyType({})
 
 Hits = Callable[[P], Mapping[UnitId, int]]
