@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from hashlib import blake2b
 
@@ -53,7 +54,8 @@ class BlockPool:
     """Blocks ``first … first + num_blocks - 1`` of a DP unit, with reference counts.
 
     Full blocks with a hash stay cached after their last reference is dropped, until the space is
-    needed: least recently used first. Raises ValueError for misuse (freeing twice).
+    needed: least recently used first, the end of a chain before its beginning, and first of all
+    what no session needs any more (``retire``). Raises ValueError for misuse (freeing twice).
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, first: int = 0) -> None:
@@ -66,7 +68,10 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._cached: dict[BlockHash, int] = {}
         self._hashes: dict[int, BlockHash] = {}
-        self._unused: dict[int, None] = {}  # cached, without references; oldest first
+        # Cached, without references; oldest first. A plain dict finds its first key ever slower.
+        self._unused: OrderedDict[int, None] = OrderedDict()
+        self._successors: dict[BlockHash, BlockHash | None] = {}
+        """The name that has followed a cached one in its chain, None for several."""
         self._num_shared_refs = 0  # references beyond a block's first
         self._num_promised = 0
 
@@ -108,10 +113,13 @@ class BlockPool:
     def _free_unused(self, num_blocks: int) -> None:
         """Free the least recently used cached blocks."""
         for _ in range(num_blocks):
-            block = next(iter(self._unused))
-            del self._unused[block]
-            del self._cached[self._hashes.pop(block)]
+            block, _ = self._unused.popitem(last=False)
+            self._drop(self._hashes.pop(block))
             self._free.append(block)
+
+    def _drop(self, name: BlockHash) -> None:
+        del self._cached[name]
+        self._successors.pop(name, None)
 
     # --- prefix caching ---------------------------------------------------------------
 
@@ -153,13 +161,17 @@ class BlockPool:
             if hashes[n] not in self._cached and table[n] not in self._hashes:
                 self._cached[hashes[n]] = table[n]
                 self._hashes[table[n]] = hashes[n]
+                if n and hashes[n - 1] in self._cached:
+                    known = self._successors.setdefault(hashes[n - 1], hashes[n])
+                    if known != hashes[n]:
+                        self._successors[hashes[n - 1]] = None
 
     def forget(self, table: Iterable[int]) -> None:
         """Withdraw these blocks from the prefix cache."""
         for block in table:
             name = self._hashes.pop(block, None)
             if name is not None:
-                del self._cached[name]
+                self._drop(name)
                 if block in self._unused:
                     del self._unused[block]
                     self._free.append(block)
@@ -196,3 +208,18 @@ class BlockPool:
             else:
                 free.append(block)
         table.clear()
+
+    def retire(self, table: list[int]) -> None:
+        """Release blocks of a session that is over: what only it has used is the first to go.
+
+        Others have used what stands before the last fork of its chain, such as a system prompt.
+        """
+        forks = self._successors
+        shared = [
+            n for n, block in enumerate(table) if forks.get(self._hashes.get(block), "") is None
+        ]
+        own = table[shared[-1] + 1 :] if shared else list(table)
+        self.release(table)
+        for block in own:  # the end of the chain comes to stand before its beginning
+            if block in self._unused:
+                self._unused.move_to_end(block, last=False)

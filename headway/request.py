@@ -252,6 +252,8 @@ class Request:
     """Seconds of the passes that it took part in on earlier workers."""
     cache_salt: str = ""
     """A secret of those who may share cached prefixes with it; "": everybody without one."""
+    ends_session: bool = False
+    """True if its session is over with it: its blocks are the first to go."""
     standing: Standing = NO_STANDING
     """The tenant that it counts for, and what it is promised."""
 

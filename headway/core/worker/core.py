@@ -332,6 +332,8 @@ class WorkerCore:
                     if self._draw(sequence, sampled, result.pass_time, now):
                         running.append(sequence)
                         continue
+                elif sequence.kv.hashes:
+                    state.units[sequence.unit].cache(sequence)
             if sequence.departure is not None:
                 actions += departures.call_off(sequence)
         if result.hidden is not None:

@@ -25,6 +25,8 @@ class Kv:
     """Blocks whose names are in the pool."""
     num_hit_tokens: int = 0
     """Cached tokens when it was first admitted or began to wait."""
+    making: BlockHash = None
+    """Name of the block that it computes next while its prompt lacks tokens, else None."""
     is_returning: bool = False
     """True while a pass copies it back from host memory: its blocks may not be read yet."""
 

@@ -70,6 +70,8 @@ class WorkerUnit:
         """Requests by tenant."""
         self.prompts: dict[StreamKey, Sequence] = {}
         """Requests that may lack prompt tokens; who reads it takes out those that decode."""
+        self._making: dict[BlockHash, Sequence] = {}
+        """Requests by the name of the prompt's block that each computes next."""
 
     def candidate(self, key: StreamKey) -> Sequence | None:
         """Return the request with that key if a forward pass may serve it."""
@@ -118,6 +120,7 @@ class WorkerUnit:
             self.host.swap_in(sequence.key, kv)
         is_beside = was_swapped and self._settings.swaps_beside
         self.move(sequence, Event.SWAPS_IN if is_beside else Event.ADMITTED)
+        self._note_making(sequence)
 
     def adoptable(self, sequence: Sequence) -> abc.Sequence[BlockHash]:
         """Return the hashes of cached blocks that it may start with, without its last token."""
@@ -136,8 +139,36 @@ class WorkerUnit:
             self.prefix_counts.num_asked_tokens += sequence.num_tokens
             self.prefix_counts.num_hit_tokens += num_hit_tokens
 
+    def maker(self, sequence: Sequence) -> Sequence | None:
+        """Return who computes the block of a waiting prompt that it would compute first, if any.
+
+        A block is in the making until a pass with its last token has ended, or until its request
+        has lost its blocks. There are as many makers as prompts with blocks: a handful.
+        """
+        if not self._making or sequence.kv.num_computed:
+            return None
+        names = self.adoptable(sequence)
+        for name, maker in self._making.items():
+            place = maker.kv.num_named
+            if place < len(names) and names[place] == name and not self.pool.count_cached([name]):
+                return maker
+        return None
+
+    def _note_making(self, sequence: Sequence) -> None:
+        """Note the block that its prompt computes next, or that there is none."""
+        kv = sequence.kv
+        if kv.making is not None:
+            if self._making.get(kv.making) is sequence:
+                del self._making[kv.making]
+            kv.making = None
+        is_prompt = sequence.num_remaining > (1 if sequence.output else 0)
+        num_full = sequence.num_tokens // self.pool.block_size
+        if kv.blocks and is_prompt and kv.num_named < min(num_full, len(kv.hashes)):
+            kv.making = kv.hashes[kv.num_named]
+            self._making.setdefault(kv.making, sequence)
+
     def cache(self, sequence: Sequence) -> None:
-        """Share its full blocks: a drawn token shows that their KV is sound.
+        """Share its full blocks: others may wait for them (``maker``).
 
         Its last token has no KV yet, so the block that it fills is named one pass later.
         """
@@ -153,6 +184,7 @@ class WorkerUnit:
                 hashes.append(block_hash(hashes[-1] if hashes else salt, tokens))
         self.pool.cache(kv.blocks, hashes, kv.num_named, num_full)
         kv.num_named = num_full
+        self._note_making(sequence)
 
     def preempt(self, sequence: Sequence, *, voluntary: bool = False, cause: str = "") -> None:
         """Take its blocks; copy its KV to host memory if that is faster than computing it again."""
@@ -163,6 +195,7 @@ class WorkerUnit:
         self.pool.release(kv.blocks)
         self.prompts[sequence.key] = sequence
         kv.num_named = 0
+        self._note_making(sequence)
         self.move(sequence, event, cause, num_lost)
         sequence.num_preemptions += 1
         sequence.num_voluntary += voluntary
@@ -180,7 +213,8 @@ class WorkerUnit:
             self.prompts[sequence.key] = sequence
             self.pool.release(sequence.kv.blocks)
             self.host.release(sequence.kv)
-            sequence.kv.num_computed = 0
+            sequence.kv.num_computed = sequence.kv.num_named = 0
+            self._note_making(sequence)
         self.move(sequence, Event.KV_LOST if has_failed else Event.SWAPPED)
 
     def remove(self, sequence: Sequence) -> None:
@@ -188,7 +222,11 @@ class WorkerUnit:
         self.host.release(sequence.kv)
         if sequence.departure is not None:
             self.pool.release(sequence.departure.sending)
-        self.pool.release(sequence.kv.blocks)
+        if sequence.request.ends_session:
+            self.pool.retire(sequence.kv.blocks)
+        else:
+            self.pool.release(sequence.kv.blocks)
+        self._note_making(sequence)
         del self.sequences[sequence.key]
         self.apart.pop(sequence.key, None)
         self.released.append(sequence.key)
