@@ -133,14 +133,22 @@ class BlockPool:
             raise ValueError("only an empty table can begin with cached blocks")
         count = self.count_cached(hashes)
         for name in hashes[:count]:
-            block = self._cached[name]
+            table.append(self._cached[name])
+        self.hold(table)
+        return count
+
+    def find(self, name: BlockHash) -> int | None:
+        """Return the block that is cached under this name."""
+        return self._cached.get(name)
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Take a reference to each of these cached blocks."""
+        for block in blocks:
             if block in self._unused:
                 del self._unused[block]
             else:
                 self._num_shared_refs += 1
             self._refs[block - self._first] += 1
-            table.append(block)
-        return count
 
     def num_in_use(self, hashes: Sequence[BlockHash]) -> int:
         """Count the blocks that ``adopt`` would take and that are in use, so cost no free block."""
@@ -209,10 +217,11 @@ class BlockPool:
                 free.append(block)
         table.clear()
 
-    def retire(self, table: list[int]) -> None:
+    def retire(self, table: list[int]) -> int:
         """Release blocks of a session that is over: what only it has used is the first to go.
 
-        Others have used what stands before the last fork of its chain, such as a system prompt.
+        Return how many of the first others have used: those before the last fork of its chain,
+        such as a system prompt.
         """
         forks = self._successors
         shared = [
@@ -223,3 +232,4 @@ class BlockPool:
         for block in own:  # the end of the chain comes to stand before its beginning
             if block in self._unused:
                 self._unused.move_to_end(block, last=False)
+        return shared[-1] + 1 if shared else 0

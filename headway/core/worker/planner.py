@@ -252,10 +252,10 @@ class _UnitPlan:
             if entry is None:
                 break
             self._serve(entry)
-        self._serve_put_off()
         for entry in self._held_back:
             if self._places <= 0 or not self._extend(entry):
                 break
+        self._serve_put_off()
         self.served = list(self._planned)
         return [(item, entry.candidate) for entry, item in self._planned.items()]
 

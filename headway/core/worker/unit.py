@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, abc
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from headway.blocks import BlockHash, BlockPool, block_hash, chain_hashes, salt_hash
@@ -15,6 +15,7 @@ from headway.core.worker.news import LifeNews
 from headway.core.worker.rates import MemoryRates
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.settings import WorkerSettings
+from headway.forward_pass import ForwardPass, Swap
 from headway.request import Request, StreamKey
 
 HashesOf = Callable[[Request], abc.Sequence[BlockHash]]
@@ -25,10 +26,14 @@ _CANDIDATES = (Stage.RUNNING, Stage.WAITING, Stage.SWAPPING_IN, Stage.SWAPPING_O
 
 @dataclass(slots=True)
 class PrefixCounts:
-    """Tokens of admitted requests, and how many of them were cached."""
+    """Tokens of admitted requests, and how many of them were cached.
+
+    ``num_host_hit_tokens``: those of the hits that came back from host memory.
+    """
 
     num_asked_tokens: int = 0
     num_hit_tokens: int = 0
+    num_host_hit_tokens: int = 0
 
 
 class WorkerUnit:
@@ -59,7 +64,10 @@ class WorkerUnit:
         size = info.block_size
         num_host = settings.host_tokens // size
         self.pool = BlockPool(info.num_blocks, size, first=unit * info.num_blocks)
-        self.host = HostMemory(num_host, size, first=unit * num_host)
+        self.host = HostMemory(num_host, size, first=unit * num_host, most_unsaved=info.num_blocks)
+        self._has_second_tier = settings.host_prefixes and num_host > 0
+        self.saving: list[Swap] = []
+        """Copies of prefixes to host memory by passes in flight, which hold their blocks."""
         self.prefix_counts = PrefixCounts()
         self.sequences: dict[StreamKey, Sequence] = {}
         self.apart: dict[StreamKey, Sequence] = {}
@@ -88,7 +96,9 @@ class WorkerUnit:
             salt = salt_hash(request.cache_salt)
             kv.hashes = chain_hashes(token_ids, self.pool.block_size, salt)
         if sequence.stage is Stage.WAITING and kv.hashes:
-            num_blocks = self.pool.count_cached(self.adoptable(sequence))
+            names = self.adoptable(sequence)
+            num_blocks = self.pool.count_cached(names)
+            num_blocks += len(self._readable(names[num_blocks:]))
             kv.num_hit_tokens = num_blocks * self.pool.block_size
         self.sequences[sequence.key] = self.apart[sequence.key] = sequence
         self.prompts[sequence.key] = sequence
@@ -108,17 +118,21 @@ class WorkerUnit:
         """Give it blocks for all of its tokens; there must be room.
 
         KV in host memory is copied back. Without any, it starts with cached blocks of its prefix,
-        except for the last token, which has to be computed.
+        on the device or in host memory, except for the last token, which has to be computed.
         """
         kv = sequence.kv
         was_swapped = kv.num_computed > 0
-        if not was_swapped:
-            self._adopt(sequence)
+        names = () if was_swapped else self._adopt(sequence)
+        num_adopted = len(kv.blocks)
         granted = self.pool.grow(kv.blocks, sequence.num_tokens)
         assert granted, "room was made for it"
         if was_swapped:
             self.host.swap_in(sequence.key, kv)
-        is_beside = was_swapped and self._settings.swaps_beside
+        elif names:
+            blocks = kv.blocks[num_adopted : num_adopted + len(names)]
+            self.host.read(sequence.key, blocks, names)
+            kv.is_returning = True
+        is_beside = kv.is_returning and self._settings.swaps_beside
         self.move(sequence, Event.SWAPS_IN if is_beside else Event.ADMITTED)
         self._note_making(sequence)
 
@@ -126,18 +140,40 @@ class WorkerUnit:
         """Return the hashes of cached blocks that it may start with, without its last token."""
         return sequence.kv.hashes[: (sequence.num_tokens - 1) // self.pool.block_size]
 
-    def _adopt(self, sequence: Sequence) -> None:
+    def _readable(self, names: abc.Sequence[BlockHash]) -> abc.Sequence[BlockHash]:
+        """Return the leading names that host memory has, if it has them sooner than computing."""
+        if not self._has_second_tier or not self.rates.is_read_sooner:
+            return ()
+        return names[: self.host.prefixes.count(names)]
+
+    def _adopt(self, sequence: Sequence) -> abc.Sequence[BlockHash]:
+        """Let it start with cached blocks; return the names that follow out of host memory."""
         kv = sequence.kv
         if not kv.hashes and not self._settings.prefix_caching:
-            return
-        kv.num_named = self.pool.adopt(kv.blocks, self.adoptable(sequence))
-        num_hit_tokens = kv.num_computed = kv.num_named * self.pool.block_size
+            return ()
+        names = self.adoptable(sequence)
+        kv.num_named = self.pool.adopt(kv.blocks, names)
+        self._note_use(names[: kv.num_named])
+        in_host = self._readable(names[kv.num_named :])
+        size = self.pool.block_size
+        self._note_hit(sequence, kv.num_named * size, len(in_host) * size)
+        return in_host
+
+    def _note_use(self, names: abc.Sequence[BlockHash]) -> None:
+        if self._has_second_tier:
+            self.host.prefixes.use(names)
+
+    def _note_hit(self, sequence: Sequence, num_device_tokens: int, num_host_tokens: int) -> None:
+        """Note an admission's cached tokens, by the tier that has them."""
+        kv = sequence.kv
+        num_hit_tokens = kv.num_computed = num_device_tokens + num_host_tokens
         if num_hit_tokens > sequence.num_cached_tokens and not sequence.attained_tokens:
             sequence.num_cached_tokens = num_hit_tokens
         if not sequence.num_preemptions:
             kv.num_hit_tokens = num_hit_tokens
             self.prefix_counts.num_asked_tokens += sequence.num_tokens
             self.prefix_counts.num_hit_tokens += num_hit_tokens
+            self.prefix_counts.num_host_hit_tokens += num_host_tokens
 
     def maker(self, sequence: Sequence) -> Sequence | None:
         """Return who computes the block of a waiting prompt that it would compute first, if any.
@@ -183,8 +219,49 @@ class WorkerUnit:
                 tokens = sequence.tokens(n * size, (n + 1) * size)
                 hashes.append(block_hash(hashes[-1] if hashes else salt, tokens))
         self.pool.cache(kv.blocks, hashes, kv.num_named, num_full)
+        self._note_use(hashes[kv.num_named : num_full])
         kv.num_named = num_full
         self._note_making(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Withdraw its blocks from the prefix cache: their KV may be wrong."""
+        self.pool.forget(sequence.kv.blocks)
+        self.host.forget(sequence.kv.hashes[: len(sequence.kv.blocks)])
+
+    # --- copies of prefixes in host memory ----------------------------------------------
+
+    def save(self) -> Iterable[Swap]:
+        """Plan copies to host memory of cached blocks that are not there, the oldest first.
+
+        There are as many as a pass has time for; their blocks are held until it has ended.
+        """
+        most = max(1, self.rates.num_savable_tokens // self.pool.block_size)
+        most = min(most, self.host.num_free)
+        prefixes, names, blocks = self.host.prefixes, list[BlockHash](), list[int]()
+        while len(names) < most and (name := prefixes.next_unsaved()) is not None:
+            block = self.pool.find(name)
+            if block is not None and name not in prefixes:
+                names.append(name)
+                blocks.append(block)
+        if names:
+            self.pool.hold(blocks)
+            self.saving.append(self.host.save(names, blocks))
+            yield self.saving[-1]
+
+    def end_copies(self, forward_pass: ForwardPass, failed: Collection[StreamKey]) -> None:
+        """Note that a pass has ended which may have copied prefixes to or from host memory."""
+        own = [swap for swap in self.saving if swap in forward_pass.saved]
+        for swap in own:
+            self.saving.remove(swap)
+            self.pool.release(list(swap.blocks))
+        self.host.end_copies(forward_pass, own, failed)
+
+    def lose_read(self, sequence: Sequence) -> None:
+        """Let a request compute what its pass should have read from host memory."""
+        kv = sequence.kv
+        kv.num_computed = kv.num_hit_tokens = kv.num_named * self.pool.block_size
+        self.prompts[sequence.key] = sequence
+        self.changed[sequence.key] = None
 
     def preempt(self, sequence: Sequence, *, voluntary: bool = False, cause: str = "") -> None:
         """Take its blocks; copy its KV to host memory if that is faster than computing it again."""
@@ -215,6 +292,8 @@ class WorkerUnit:
             self.host.release(sequence.kv)
             sequence.kv.num_computed = sequence.kv.num_named = 0
             self._note_making(sequence)
+        elif sequence.kv.blocks:
+            self.cache(sequence)
         self.move(sequence, Event.KV_LOST if has_failed else Event.SWAPPED)
 
     def remove(self, sequence: Sequence) -> None:
@@ -222,10 +301,7 @@ class WorkerUnit:
         self.host.release(sequence.kv)
         if sequence.departure is not None:
             self.pool.release(sequence.departure.sending)
-        if sequence.request.ends_session:
-            self.pool.retire(sequence.kv.blocks)
-        else:
-            self.pool.release(sequence.kv.blocks)
+        self._leave_blocks(sequence)
         self._note_making(sequence)
         del self.sequences[sequence.key]
         self.apart.pop(sequence.key, None)
@@ -233,6 +309,17 @@ class WorkerUnit:
         self.prompts.pop(sequence.key, None)
         self._forget_tenant(sequence.request.standing.tenant)
         self.move(sequence, Event.RELEASED)
+
+    def _leave_blocks(self, sequence: Sequence) -> None:
+        """Release its blocks; what its session alone has used goes first if that is over."""
+        kv = sequence.kv
+        names = kv.hashes[: kv.num_named]
+        if not sequence.request.ends_session:
+            self.pool.release(kv.blocks)
+            self._note_use(names)
+        else:
+            num_shared = self.pool.retire(kv.blocks)
+            self.host.prefixes.retire(names[num_shared:])
 
     def _forget_tenant(self, tenant: str) -> None:
         self.tenants[tenant] -= 1
