@@ -497,6 +497,7 @@ class WorkerInfo(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     KV_LAYOUT_FIELD_NUMBER: _builtins.int
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     role: Global___Role.ValueType
@@ -514,6 +515,8 @@ class WorkerInfo(_message.Message):
     kv_bytes_per_token: _builtins.int
     kv_layout: _builtins.str
     """of KV that it sends and takes; empty: it does neither"""
+    num_host_blocks: _builtins.int
+    """per unit, for cached prefixes; 0: on the device alone"""
     def __init__(
         self,
         *,
@@ -528,10 +531,11 @@ class WorkerInfo(_message.Message):
         max_model_len: _builtins.int = ...,
         kv_bytes_per_token: _builtins.int = ...,
         kv_layout: _builtins.str = ...,
+        num_host_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_layout", b"kv_layout", "max_model_len", b"max_model_len", "model", b"model", "num_blocks", b"num_blocks", "num_units", b"num_units", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_layout", b"kv_layout", "max_model_len", b"max_model_len", "model", b"model", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks", "num_units", b"num_units", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

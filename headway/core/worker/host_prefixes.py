@@ -52,12 +52,13 @@ class HostPrefixes:
 
         The end of the chain becomes older than its beginning.
         """
+        idle, blocks, missing = self._idle, self._blocks, list[BlockHash]()
         for name in reversed(names):
-            if name in self._idle:
-                self._idle.move_to_end(name)
-        for name in names:
-            if name not in self._blocks:
-                self._unsaved[name] = None
+            if name in idle:
+                idle.move_to_end(name)
+            elif name not in blocks:
+                missing.append(name)
+        self._unsaved.update(dict.fromkeys(reversed(missing)))
         while len(self._unsaved) > self._most_unsaved:
             self._unsaved.popitem(last=False)
 

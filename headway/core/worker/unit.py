@@ -153,7 +153,6 @@ class WorkerUnit:
             return ()
         names = self.adoptable(sequence)
         kv.num_named = self.pool.adopt(kv.blocks, names)
-        self._note_use(names[: kv.num_named])
         in_host = self._readable(names[kv.num_named :])
         size = self.pool.block_size
         self._note_hit(sequence, kv.num_named * size, len(in_host) * size)
