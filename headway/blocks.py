@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from hashlib import blake2b
+from itertools import chain, pairwise
+from typing import Protocol, cast
 
 BlockHash = Hashable
 """The name of a full block *and of all blocks before it*: equal hashes mean equal KV."""
 
-_HASH_BYTES = 16
+NAME_BYTES = 16
+_FINE_TOKENS, _FINE_SPAN, _COARSE_TOKENS = 64, 2048, 512
+"""Gaps between waypoints, and the tokens in which they are narrow."""
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -18,36 +22,98 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def block_hash(before: BlockHash | None, token_ids: Iterable[int]) -> bytes:
-    """Return the name of a full block behind the one called ``before`` (None for the first).
+def salt_hash(salt: str) -> bytes:
+    """Return the name of the empty beginning of prompts with this salt; "" for no salt."""
+    return blake2b(salt.encode(), digest_size=NAME_BYTES, person=b"salt").digest()
 
-    Uses BLAKE2b, so that nobody can make up a prompt that passes for another's.
+
+def num_waypoints(num_tokens: int) -> int:
+    """Return how many waypoints lie in the first ``num_tokens`` tokens.
+
+    Waypoints are the positions at which the scheduler knows beginnings by name: every 64 tokens of
+    the first 2,048, and every 512 behind them.
     """
-    data = array("I", token_ids).tobytes()
-    if isinstance(before, bytes):
-        data = before + data
-    return blake2b(data, digest_size=_HASH_BYTES).digest()
+    if num_tokens <= _FINE_SPAN:
+        return num_tokens // _FINE_TOKENS
+    return _FINE_SPAN // _FINE_TOKENS + (num_tokens - _FINE_SPAN) // _COARSE_TOKENS
 
 
-def salt_hash(salt: str) -> bytes | None:
-    """Return the hash before the first block of requests with this salt; None for ""."""
-    if not salt:
-        return None
-    return blake2b(salt.encode(), digest_size=_HASH_BYTES, person=b"salt").digest()
+def waypoint(number: int) -> int:
+    """Return the position of the ``number``-th waypoint in tokens; 0 for the beginning itself."""
+    num_fine = _FINE_SPAN // _FINE_TOKENS
+    if number <= num_fine:
+        return number * _FINE_TOKENS
+    return _FINE_SPAN + (number - num_fine) * _COARSE_TOKENS
 
 
-def chain_hashes(
-    token_ids: Sequence[int], block_size: int, before: BlockHash | None = None
+class PrefixNamer:
+    """Names the beginnings of one sequence of tokens, as the tokens come.
+
+    The name of a position is a hash of the name of the last waypoint before it and of all tokens
+    behind that. So a name stands for all tokens up to it, and names of waypoints alone are made
+    without those between. BLAKE2b, so that nobody can make up a prompt that passes for another's.
+    """
+
+    __slots__ = ("_hasher", "_left", "_name", "_num_waypoints")
+
+    def __init__(self, salt: str = "") -> None:
+        self._num_waypoints = 0
+        self._begin(salt_hash(salt))
+
+    def _begin(self, name: bytes) -> None:
+        """Go on behind a waypoint of this name."""
+        self._name: bytes | None = name
+        self._hasher = blake2b(name, digest_size=NAME_BYTES)
+        self._left = waypoint(self._num_waypoints + 1) - waypoint(self._num_waypoints)
+
+    def advance(self, token_ids: Sequence[int]) -> bytes:
+        """Return the name of everything up to and with these next tokens."""
+        at, stop = 0, len(token_ids)
+        while at < stop:
+            part = token_ids[at : at + self._left]
+            at += len(part)
+            self._left -= len(part)
+            self._hasher.update(array("I", part).tobytes())
+            if self._left:
+                self._name = None
+            else:
+                self._num_waypoints += 1
+                self._begin(self._hasher.digest())
+        return self._hasher.copy().digest() if self._name is None else self._name
+
+
+class NamesItself(Protocol):
+    """A prompt without real tokens that names its beginnings (the simulator's)."""
+
+    def prefix_names(self, ends: Iterable[int]) -> Sequence[BlockHash]:
+        """Return the names of the beginnings that end there, as far as it has names."""
+
+
+def waypoint_names(token_ids: Sequence[int], salt: str = "") -> tuple[BlockHash, ...]:
+    """Return the names of a prompt's waypoints, without its last token (always computed).
+
+    A range is a simulated prompt that shares nothing: it has no names.
+    """
+    if isinstance(token_ids, range):
+        return ()
+    ends = map(waypoint, range(num_waypoints(len(token_ids) - 1) + 1))
+    if hasattr(token_ids, "prefix_names"):
+        next(ends)
+        return tuple(cast(NamesItself, token_ids).prefix_names(ends))
+    namer = PrefixNamer(salt)
+    return tuple([namer.advance(token_ids[start:stop]) for start, stop in pairwise(ends)])
+
+
+def block_names(
+    token_ids: Sequence[int], block_size: int, namer: PrefixNamer | None = None
 ) -> list[BlockHash]:
-    """Return a hash for every full block, over the previous hash and the block's tokens.
+    """Return the names of the full blocks of a prompt, or of the tokens behind ``namer``'s.
 
-    ``before``: of the first block, as ``salt_hash`` makes it.
+    The namer goes on behind these blocks.
     """
-    hashes: list[BlockHash] = []
-    for stop in range(block_size, len(token_ids) + 1, block_size):
-        before = block_hash(before, token_ids[stop - block_size : stop])
-        hashes.append(before)
-    return hashes
+    namer = namer or PrefixNamer()
+    stops = range(block_size, len(token_ids) + 1, block_size)
+    return [namer.advance(token_ids[stop - block_size : stop]) for stop in stops]
 
 
 class BlockPool:
@@ -72,6 +138,7 @@ class BlockPool:
         self._unused: OrderedDict[int, None] = OrderedDict()
         self._successors: dict[BlockHash, BlockHash | None] = {}
         """The name that has followed a cached one in its chain, None for several."""
+        self._ends: dict[int, int] = {}  # blocks up to and with a cached one
         self._num_shared_refs = 0  # references beyond a block's first
         self._num_promised = 0
 
@@ -169,10 +236,20 @@ class BlockPool:
             if hashes[n] not in self._cached and table[n] not in self._hashes:
                 self._cached[hashes[n]] = table[n]
                 self._hashes[table[n]] = hashes[n]
+                self._ends[table[n]] = n + 1
                 if n and hashes[n - 1] in self._cached:
                     known = self._successors.setdefault(hashes[n - 1], hashes[n])
                     if known != hashes[n]:
                         self._successors[hashes[n - 1]] = None
+
+    def cached(self) -> Iterator[tuple[BlockHash, int]]:
+        """Yield the names that are cached, and where their blocks end in tokens.
+
+        Least recently used first; those in use come last.
+        """
+        in_use = (block for block in self._hashes if block not in self._unused)
+        for block in chain(self._unused, in_use):
+            yield self._hashes[block], self._ends[block] * self.block_size
 
     def forget(self, table: Iterable[int]) -> None:
         """Withdraw these blocks from the prefix cache."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import inf
 
+from headway.blocks import BlockHash
 from headway.cluster import TOKEN_LAYOUT, Role, UnitLoad, WorkerInfo
 from headway.errors import Code, require_between
 from headway.life.moments import Mark
@@ -221,9 +222,37 @@ class FinishedRequest:
     finish_reason: FinishReason
     served: float = 0.0
     """Seconds of the passes that it took part in, on all its workers."""
+    names: tuple[BlockHash, ...] = ()
+    """Names of the waypoints behind its prompt whose KV stays cached (``headway.blocks``)."""
 
     def __post_init__(self) -> None:
         require_between("served", self.served, 0.0, _MOST)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The first admission of a request: tokens of its beginning that needed no computing.
+
+    ``num_host_tokens`` of its ``num_cached_tokens`` came from host memory.
+    """
+
+    key: StreamKey
+    num_cached_tokens: int
+    num_host_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrefixes:
+    """Beginnings that a DP unit has cached, least recently used first.
+
+    ``names`` of waypoints, and the ``numbers`` of these (``headway.blocks``). ``in_host``: they
+    are in host memory.
+    """
+
+    unit: int
+    names: tuple[BlockHash, ...]
+    numbers: Sequence[int]
+    in_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +285,7 @@ class Snapshot:
     held: tuple[HeldRequest, ...] = ()
     draining: bool = False
     costs: MeasuredCosts | None = None
+    prefixes: tuple[CachedPrefixes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +345,8 @@ class EndForward:
     """Passes since the last report, if asked for: those with prompt tokens, and those without."""
     costs: MeasuredCosts | None = None
     """Costs as measured by now; None if they have not changed."""
+    admitted: tuple[Admission, ...] = ()
+    """Requests admitted since the last report, where prefixes are cached."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,10 +63,16 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "vLLM's defaults behind a least-outstanding router",
             params=_with(dispatch=_LEAST_OUTSTANDING),
         ),
+        "lmetric": Preset(
+            "Requests go at once to the unit that their prompts delay least, cached ones counted.",
+            "vLLM's defaults behind a router by LMETRIC",
+            dispatch="lmetric",
+            packing="pbaa",
+        ),
         "sbs": Preset(
             "Staggered windows packed over DP units, decode placed behind an IQR mask.",
-            "SBS (Staggered Batch Scheduling)",
-            dispatch="sbs",
+            "SBS (Staggered Batch Scheduling), and requests with a cached prefix to their own unit",
+            dispatch="sbs-warm",
             packing="pbaa",
             placement="iqr-lex",
         ),
@@ -103,7 +109,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "headway": Preset(
             "All five as one pipeline with one order in seconds.",
             "Headway",
-            dispatch="sbs",
+            dispatch="sbs-warm",
             packing="pbaa",
             placement="min-cost",
             batching="headway",

@@ -21,6 +21,7 @@ MAX_ALLOWED_TOKENS = 2**16
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_TOKENS = 64
 MAX_BIAS = 100.0
+MAX_SESSION_CHARS = 256
 CLIENT_ID_END = "~"
 """A mark that ends a client's own id in a request's id; what follows makes it unique."""
 _OUTPUT = re.compile(r"(.*[~-][0-9a-f]{8,})-[0-9]+")
@@ -52,6 +53,14 @@ def is_named(request_id: str, asked: str) -> bool:
     if CLIENT_ID_END not in asked:
         return request_id.startswith(f"{asked}{CLIENT_ID_END}")
     return "-" not in asked.rpartition(CLIENT_ID_END)[2] and request_id.startswith(asked)
+
+
+def check_session_id(session_id: str, param: str = "session_id") -> str:
+    """Return a session's name; INVALID_ARGUMENT, by the name of its field, for one that is none."""
+    if len(session_id) > MAX_SESSION_CHARS or not session_id.isprintable():
+        limit = f"at most {MAX_SESSION_CHARS} printable characters: send a shorter name, or none"
+        raise invalid(param, session_id[:100], limit)
+    return session_id
 
 
 class FinishReason(Enum):
@@ -252,6 +261,9 @@ class Request:
     """Seconds of the passes that it took part in on earlier workers."""
     cache_salt: str = ""
     """A secret of those who may share cached prefixes with it; "": everybody without one."""
+    session_id: str = ""
+    """The client's name for the conversation that it belongs to, printable and at most 256
+    characters long; "" where none was given. Equal names of two tenants are two sessions."""
     ends_session: bool = False
     """True if its session is over with it: its blocks are the first to go."""
     standing: Standing = NO_STANDING
@@ -264,6 +276,7 @@ class Request:
             raise invalid("levels_spent", self.levels_spent, f"from 0 to {MAX_LEVELS}")
         if not 0 <= self.served < float("inf"):
             raise invalid("served", self.served, "a number of seconds from 0 on")
+        check_session_id(self.session_id)
 
     @property
     def key(self) -> StreamKey:

@@ -362,6 +362,8 @@ class Request(_message.Message):
     SERVED_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     STANDING_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    ENDS_SESSION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     stream_id: _builtins.int
@@ -390,6 +392,10 @@ class Request(_message.Message):
     """seconds of passes that it took part in on earlier workers"""
     cache_salt: _builtins.str
     """only requests with the same one share cached prefixes"""
+    session_id: _builtins.str
+    """of its conversation, by its client and within its tenant; "": none"""
+    ends_session: _builtins.bool
+    """its session is over with it: its blocks are the first to go"""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -423,10 +429,12 @@ class Request(_message.Message):
         served: _builtins.float = ...,
         cache_salt: _builtins.str = ...,
         standing: Global___Standing | None = ...,
+        session_id: _builtins.str = ...,
+        ends_session: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_at", b"arrival_at", "attempt", b"attempt", "cache_salt", b"cache_salt", "deadline_at", b"deadline_at", "gateway_address", b"gateway_address", "gateway_id", b"gateway_id", "is_burst", b"is_burst", "is_predicted", b"is_predicted", "is_read", b"is_read", "levels_spent", b"levels_spent", "model", b"model", "output_token_ids", b"output_token_ids", "predicted_output_tokens", b"predicted_output_tokens", "prompt_token_ids", b"prompt_token_ids", "reasons", b"reasons", "request_id", b"request_id", "sampling", b"sampling", "served", b"served", "standing", b"standing", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_at", b"arrival_at", "attempt", b"attempt", "cache_salt", b"cache_salt", "deadline_at", b"deadline_at", "ends_session", b"ends_session", "gateway_address", b"gateway_address", "gateway_id", b"gateway_id", "is_burst", b"is_burst", "is_predicted", b"is_predicted", "is_read", b"is_read", "levels_spent", b"levels_spent", "model", b"model", "output_token_ids", b"output_token_ids", "predicted_output_tokens", b"predicted_output_tokens", "prompt_token_ids", b"prompt_token_ids", "reasons", b"reasons", "request_id", b"request_id", "sampling", b"sampling", "served", b"served", "session_id", b"session_id", "standing", b"standing", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -516,7 +524,7 @@ class WorkerInfo(_message.Message):
     kv_layout: _builtins.str
     """of KV that it sends and takes; empty: it does neither"""
     num_host_blocks: _builtins.int
-    """per unit, for cached prefixes; 0: on the device alone"""
+    """of host memory per DP unit that keep cached prefixes"""
     def __init__(
         self,
         *,

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/gateway.proto\x12\nheadway.v1\x1a\x13protos/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x8c\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.headway.v1.ChatMessagesH\x00\x12)\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x14.headway.v1.TokenIdsH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.headway.v1.SamplingOptions\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x18\n\x10\x64isable_thinking\x18\x07 \x01(\x08\x12\x16\n\x0e\x64isable_pacing\x18\x08 \x01(\x08\x12\"\n\x15thinking_token_budget\x18\t \x01(\rH\x01\x88\x01\x01\x12\x15\n\rservice_class\x18\x0b \x01(\t\x12\x15\n\x08priority\x18\x0c \x01(\x05H\x02\x88\x01\x01\x12\x12\n\ncache_salt\x18\n \x01(\tB\x07\n\x05inputB\x18\n\x16_thinking_token_budgetB\x0b\n\t_priority\"9\n\x0c\x43hatMessages\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.headway.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xf7\x03\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x17\n\nmax_tokens\x18\t \x01(\rH\x08\x88\x01\x01\x12\x17\n\nmin_tokens\x18\n \x01(\rH\t\x88\x01\x01\x12\x17\n\nignore_eos\x18\x0b \x01(\x08H\n\x88\x01\x01\x12\x19\n\x0cnum_logprobs\x18\x0c \x01(\rH\x0b\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x0f\n\r_num_logprobs\"j\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\"\xaf\x01\n\rGenerateReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x16\n\x0ereasoning_text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12/\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12 \n\x05usage\x18\x06 \x01(\x0b\x32\x11.headway.v1.Usage\"\xda\x02\n\nTokenBatch\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nstream_ids\x18\x02 \x03(\x04\x12\x0f\n\x07indices\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x30\n\x0e\x66inish_reasons\x18\x05 \x03(\x0e\x32\x18.headway.v1.FinishReason\x12+\n\x08logprobs\x18\x06 \x03(\x0b\x32\x19.headway.v1.TokenLogprobs\x12+\n\x08\x66\x61ilures\x18\x07 \x03(\x0b\x32\x19.headway.v1.StreamFailure\x12(\n\x06\x63\x61\x63hed\x18\x08 \x03(\x0b\x32\x18.headway.v1.CachedTokens\x12&\n\x05spent\x18\t \x03(\x0b\x32\x17.headway.v1.SpentLevels\x12#\n\x05marks\x18\n \x03(\x0b\x32\x14.headway.v1.LifeMark\"V\n\x08LifeMark\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\n\n\x02\x61t\x18\x03 \x01(\x01\x12\x0e\n\x06\x61mount\x18\x04 \x01(\r\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\"5\n\x0bSpentLevels\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x14\n\x0clevels_spent\x18\x02 \x01(\r\"4\n\x0c\x43\x61\x63hedTokens\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"\x8a\x01\n\rTokenLogprobs\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\x12)\n\x06prompt\x18\x05 \x03(\x0b\x32\x19.headway.v1.TokenLogprobs\"r\n\rStreamFailure\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\x05\")\n\x0cTokenControl\x12\x19\n\x11\x63\x61ncel_stream_ids\x18\x01 \x03(\x04\x32O\n\x07Gateway\x12\x44\n\x08Generate\x12\x1b.headway.v1.GenerateRequest\x1a\x19.headway.v1.GenerateReply0\x01\x32K\n\tTokenSink\x12>\n\x06\x41ttach\x12\x16.headway.v1.TokenBatch\x1a\x18.headway.v1.TokenControl(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/gateway.proto\x12\nheadway.v1\x1a\x13protos/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xc8\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.headway.v1.ChatMessagesH\x00\x12)\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x14.headway.v1.TokenIdsH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.headway.v1.SamplingOptions\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x18\n\x10\x64isable_thinking\x18\x07 \x01(\x08\x12\x16\n\x0e\x64isable_pacing\x18\x08 \x01(\x08\x12\"\n\x15thinking_token_budget\x18\t \x01(\rH\x01\x88\x01\x01\x12\x15\n\rservice_class\x18\x0b \x01(\t\x12\x15\n\x08priority\x18\x0c \x01(\x05H\x02\x88\x01\x01\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x12\n\nsession_id\x18\r \x01(\t\x12\x13\n\x0bsession_end\x18\x0e \x01(\x08\x12\x11\n\tmax_turns\x18\x0f \x01(\rB\x07\n\x05inputB\x18\n\x16_thinking_token_budgetB\x0b\n\t_priority\"9\n\x0c\x43hatMessages\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.headway.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xf7\x03\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x17\n\nmax_tokens\x18\t \x01(\rH\x08\x88\x01\x01\x12\x17\n\nmin_tokens\x18\n \x01(\rH\t\x88\x01\x01\x12\x17\n\nignore_eos\x18\x0b \x01(\x08H\n\x88\x01\x01\x12\x19\n\x0cnum_logprobs\x18\x0c \x01(\rH\x0b\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x0f\n\r_num_logprobs\"j\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\"\xaf\x01\n\rGenerateReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x16\n\x0ereasoning_text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12/\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12 \n\x05usage\x18\x06 \x01(\x0b\x32\x11.headway.v1.Usage\"\xda\x02\n\nTokenBatch\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nstream_ids\x18\x02 \x03(\x04\x12\x0f\n\x07indices\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x30\n\x0e\x66inish_reasons\x18\x05 \x03(\x0e\x32\x18.headway.v1.FinishReason\x12+\n\x08logprobs\x18\x06 \x03(\x0b\x32\x19.headway.v1.TokenLogprobs\x12+\n\x08\x66\x61ilures\x18\x07 \x03(\x0b\x32\x19.headway.v1.StreamFailure\x12(\n\x06\x63\x61\x63hed\x18\x08 \x03(\x0b\x32\x18.headway.v1.CachedTokens\x12&\n\x05spent\x18\t \x03(\x0b\x32\x17.headway.v1.SpentLevels\x12#\n\x05marks\x18\n \x03(\x0b\x32\x14.headway.v1.LifeMark\"V\n\x08LifeMark\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\n\n\x02\x61t\x18\x03 \x01(\x01\x12\x0e\n\x06\x61mount\x18\x04 \x01(\r\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\"5\n\x0bSpentLevels\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x14\n\x0clevels_spent\x18\x02 \x01(\r\"4\n\x0c\x43\x61\x63hedTokens\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"\x8a\x01\n\rTokenLogprobs\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\x12)\n\x06prompt\x18\x05 \x03(\x0b\x32\x19.headway.v1.TokenLogprobs\"r\n\rStreamFailure\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\x05\")\n\x0cTokenControl\x12\x19\n\x11\x63\x61ncel_stream_ids\x18\x01 \x03(\x04\x32O\n\x07Gateway\x12\x44\n\x08Generate\x12\x1b.headway.v1.GenerateRequest\x1a\x19.headway.v1.GenerateReply0\x01\x32K\n\tTokenSink\x12>\n\x06\x41ttach\x12\x16.headway.v1.TokenBatch\x1a\x18.headway.v1.TokenControl(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,33 +35,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGE']._serialized_start=57
   _globals['_CHATMESSAGE']._serialized_end=101
   _globals['_GENERATEREQUEST']._serialized_start=104
-  _globals['_GENERATEREQUEST']._serialized_end=500
-  _globals['_CHATMESSAGES']._serialized_start=502
-  _globals['_CHATMESSAGES']._serialized_end=559
-  _globals['_TOKENIDS']._serialized_start=561
-  _globals['_TOKENIDS']._serialized_end=584
-  _globals['_SAMPLINGOPTIONS']._serialized_start=587
-  _globals['_SAMPLINGOPTIONS']._serialized_end=1090
-  _globals['_USAGE']._serialized_start=1092
-  _globals['_USAGE']._serialized_end=1198
-  _globals['_GENERATEREPLY']._serialized_start=1201
-  _globals['_GENERATEREPLY']._serialized_end=1376
-  _globals['_TOKENBATCH']._serialized_start=1379
-  _globals['_TOKENBATCH']._serialized_end=1725
-  _globals['_LIFEMARK']._serialized_start=1727
-  _globals['_LIFEMARK']._serialized_end=1813
-  _globals['_SPENTLEVELS']._serialized_start=1815
-  _globals['_SPENTLEVELS']._serialized_end=1868
-  _globals['_CACHEDTOKENS']._serialized_start=1870
-  _globals['_CACHEDTOKENS']._serialized_end=1922
-  _globals['_TOKENLOGPROBS']._serialized_start=1925
-  _globals['_TOKENLOGPROBS']._serialized_end=2063
-  _globals['_STREAMFAILURE']._serialized_start=2065
-  _globals['_STREAMFAILURE']._serialized_end=2179
-  _globals['_TOKENCONTROL']._serialized_start=2181
-  _globals['_TOKENCONTROL']._serialized_end=2222
-  _globals['_GATEWAY']._serialized_start=2224
-  _globals['_GATEWAY']._serialized_end=2303
-  _globals['_TOKENSINK']._serialized_start=2305
-  _globals['_TOKENSINK']._serialized_end=2380
+  _globals['_GENERATEREQUEST']._serialized_end=560
+  _globals['_CHATMESSAGES']._serialized_start=562
+  _globals['_CHATMESSAGES']._serialized_end=619
+  _globals['_TOKENIDS']._serialized_start=621
+  _globals['_TOKENIDS']._serialized_end=644
+  _globals['_SAMPLINGOPTIONS']._serialized_start=647
+  _globals['_SAMPLINGOPTIONS']._serialized_end=1150
+  _globals['_USAGE']._serialized_start=1152
+  _globals['_USAGE']._serialized_end=1258
+  _globals['_GENERATEREPLY']._serialized_start=1261
+  _globals['_GENERATEREPLY']._serialized_end=1436
+  _globals['_TOKENBATCH']._serialized_start=1439
+  _globals['_TOKENBATCH']._serialized_end=1785
+  _globals['_LIFEMARK']._serialized_start=1787
+  _globals['_LIFEMARK']._serialized_end=1873
+  _globals['_SPENTLEVELS']._serialized_start=1875
+  _globals['_SPENTLEVELS']._serialized_end=1928
+  _globals['_CACHEDTOKENS']._serialized_start=1930
+  _globals['_CACHEDTOKENS']._serialized_end=1982
+  _globals['_TOKENLOGPROBS']._serialized_start=1985
+  _globals['_TOKENLOGPROBS']._serialized_end=2123
+  _globals['_STREAMFAILURE']._serialized_start=2125
+  _globals['_STREAMFAILURE']._serialized_end=2239
+  _globals['_TOKENCONTROL']._serialized_start=2241
+  _globals['_TOKENCONTROL']._serialized_end=2282
+  _globals['_GATEWAY']._serialized_start=2284
+  _globals['_GATEWAY']._serialized_end=2363
+  _globals['_TOKENSINK']._serialized_start=2365
+  _globals['_TOKENSINK']._serialized_end=2440
 # @@protoc_insertion_point(module_scope)

@@ -57,6 +57,9 @@ class GenerateRequest(_message.Message):
     SERVICE_CLASS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    SESSION_END_FIELD_NUMBER: _builtins.int
+    MAX_TURNS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     prompt: _builtins.str
     disable_thinking: _builtins.bool
@@ -70,6 +73,12 @@ class GenerateRequest(_message.Message):
     """vLLM's, which stands for a class"""
     cache_salt: _builtins.str
     """only requests with the same one share cached prefixes"""
+    session_id: _builtins.str
+    """the conversation's name; "": as the metadata says (x-session-id)"""
+    session_end: _builtins.bool
+    """the session is over with this request"""
+    max_turns: _builtins.int
+    """the session is over with the turn of this number; 0: no bound"""
     @_builtins.property
     def chat(self) -> Global___ChatMessages: ...
     @_builtins.property
@@ -93,10 +102,13 @@ class GenerateRequest(_message.Message):
         service_class: _builtins.str = ...,
         priority: _builtins.int | None = ...,
         cache_salt: _builtins.str = ...,
+        session_id: _builtins.str = ...,
+        session_end: _builtins.bool = ...,
+        max_turns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_thinking_token_budget", b"_thinking_token_budget", "chat", b"chat", "input", b"input", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "thinking_token_budget", b"thinking_token_budget", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_thinking_token_budget", b"_thinking_token_budget", "cache_salt", b"cache_salt", "chat", b"chat", "disable_pacing", b"disable_pacing", "disable_thinking", b"disable_thinking", "input", b"input", "model", b"model", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "service_class", b"service_class", "stop", b"stop", "thinking_token_budget", b"thinking_token_budget", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_thinking_token_budget", b"_thinking_token_budget", "cache_salt", b"cache_salt", "chat", b"chat", "disable_pacing", b"disable_pacing", "disable_thinking", b"disable_thinking", "input", b"input", "max_turns", b"max_turns", "model", b"model", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "service_class", b"service_class", "session_end", b"session_end", "session_id", b"session_id", "stop", b"stop", "thinking_token_budget", b"thinking_token_budget", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015

@@ -425,6 +425,7 @@ class Snapshot(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
+    PREFIXES_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     @_builtins.property
     def info(self) -> _common_pb2.WorkerInfo: ...
@@ -436,6 +437,8 @@ class Snapshot(_message.Message):
     def costs(self) -> Global___MeasuredCosts:
         """absent: nothing measured"""
 
+    @_builtins.property
+    def prefixes(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachedPrefixes]: ...
     def __init__(
         self,
         *,
@@ -444,14 +447,52 @@ class Snapshot(_message.Message):
         held: _abc.Iterable[Global___HeldRequest] | None = ...,
         draining: _builtins.bool = ...,
         costs: Global___MeasuredCosts | None = ...,
+        prefixes: _abc.Iterable[Global___CachedPrefixes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "draining", b"draining", "held", b"held", "info", b"info", "loads", b"loads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "draining", b"draining", "held", b"held", "info", b"info", "loads", b"loads", "prefixes", b"prefixes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
+
+@_typing.final
+class CachedPrefixes(_message.Message):
+    """Beginnings whose KV a DP unit has cached, least recently used first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIT_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    IN_HOST_FIELD_NUMBER: _builtins.int
+    unit: _builtins.int
+    in_host: _builtins.bool
+    """in host memory"""
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of waypoints: hashes of all tokens up to them"""
+
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """which waypoint each is: every 64 tokens up to 2048, then every 512"""
+
+    def __init__(
+        self,
+        *,
+        unit: _builtins.int = ...,
+        names: _abc.Iterable[_builtins.bytes] | None = ...,
+        numbers: _abc.Iterable[_builtins.int] | None = ...,
+        in_host: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_host", b"in_host", "names", b"names", "numbers", b"numbers", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CachedPrefixes: _TypeAlias = CachedPrefixes  # noqa: Y015
 
 @_typing.final
 class MeasuredCosts(_message.Message):
@@ -575,6 +616,7 @@ class EndForward(_message.Message):
     ANSWERING_FIELD_NUMBER: _builtins.int
     WORK_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
+    ADMITTED_FIELD_NUMBER: _builtins.int
     pass_id: _builtins.int
     pass_time: _builtins.float
     """seconds; 0: no pass ran (news between passes)"""
@@ -602,6 +644,10 @@ class EndForward(_message.Message):
     def costs(self) -> Global___MeasuredCosts:
         """absent: as reported before"""
 
+    @_builtins.property
+    def admitted(self) -> _containers.RepeatedCompositeFieldContainer[Global___Admission]:
+        """since the last report, where prefixes are cached"""
+
     def __init__(
         self,
         *,
@@ -614,14 +660,47 @@ class EndForward(_message.Message):
         answering: _abc.Iterable[Global___HeldRequest] | None = ...,
         work: _abc.Iterable[_common_pb2.PassWork] | None = ...,
         costs: Global___MeasuredCosts | None = ...,
+        admitted: _abc.Iterable[Global___Admission] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answering", b"answering", "costs", b"costs", "dispatch_ids", b"dispatch_ids", "finished", b"finished", "loads", b"loads", "pass_id", b"pass_id", "pass_time", b"pass_time", "prefilled", b"prefilled", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "answering", b"answering", "costs", b"costs", "dispatch_ids", b"dispatch_ids", "finished", b"finished", "loads", b"loads", "pass_id", b"pass_id", "pass_time", b"pass_time", "prefilled", b"prefilled", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EndForward: _TypeAlias = EndForward  # noqa: Y015
+
+@_typing.final
+class Admission(_message.Message):
+    """The first admission of a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_HOST_TOKENS_FIELD_NUMBER: _builtins.int
+    gateway_id: _builtins.str
+    stream_id: _builtins.int
+    num_cached_tokens: _builtins.int
+    """of its beginning: they needed no computing"""
+    num_host_tokens: _builtins.int
+    """of these: they came from host memory"""
+    def __init__(
+        self,
+        *,
+        gateway_id: _builtins.str = ...,
+        stream_id: _builtins.int = ...,
+        num_cached_tokens: _builtins.int = ...,
+        num_host_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "num_cached_tokens", b"num_cached_tokens", "num_host_tokens", b"num_host_tokens", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Admission: _TypeAlias = Admission  # noqa: Y015
 
 @_typing.final
 class LoadReport(_message.Message):
@@ -721,6 +800,7 @@ class FinishedRequest(_message.Message):
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     SERVED_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     stream_id: _builtins.int
     unit: _builtins.int
@@ -729,6 +809,10 @@ class FinishedRequest(_message.Message):
     finish_reason: _common_pb2.FinishReason.ValueType
     served: _builtins.float
     """seconds of passes that it took part in, on all its workers"""
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of the waypoints behind its prompt whose KV stays cached"""
+
     def __init__(
         self,
         *,
@@ -739,10 +823,11 @@ class FinishedRequest(_message.Message):
         num_output_tokens: _builtins.int = ...,
         finish_reason: _common_pb2.FinishReason.ValueType = ...,
         served: _builtins.float = ...,
+        names: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "gateway_id", b"gateway_id", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "served", b"served", "stream_id", b"stream_id", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "gateway_id", b"gateway_id", "names", b"names", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "served", b"served", "stream_id", b"stream_id", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

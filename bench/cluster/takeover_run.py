@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -13,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.cluster.leader import kill_leader, next_leader
 from bench.cluster.offered import num_resubmitted
 from bench.serve.client import Client, Endpoint, RequestFailedError
 from bench.serve.plan import PATHS
@@ -23,9 +22,9 @@ from services.local.options import ClusterOptions
 from services.local.refusals import refuse_wrong_options
 from services.local.store import free_port
 from services.local.supervisor import Supervisor
-from services.runtime.store import Leader, Store
+from services.runtime.store import Store
 
-_CLUSTER, _PATIENCE, _POLL = "takeover", 120.0, 0.01
+_PATIENCE = 120.0
 _PROMPT = "Add 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22."
 
 
@@ -132,28 +131,14 @@ async def _answer(cluster: _Cluster, first: asyncio.Event | None = None) -> str:
 
 
 async def _kill(cluster: _Cluster) -> Kill:
-    leader = await _leader(cluster.store, above=0)
-    service_id = leader.candidate_id.rpartition("-")[0]
-    (process,) = (p for p in cluster.supervisor.processes if p.spec.service_id == service_id)
-    assert process.pid is not None, "who leads runs"
-    os.kill(process.pid, signal.SIGKILL)
+    leader = await kill_leader(cluster.supervisor, cluster.store)
     began_at = time.monotonic()
     first = asyncio.Event()
     request = asyncio.create_task(_answer(cluster, first))
-    await _leader(cluster.store, above=leader.fencing_token)
+    await next_leader(cluster.store, above=leader.fencing_token)
     elected = time.monotonic() - began_at
     async with asyncio.timeout(_PATIENCE):
         await first.wait()
     served = time.monotonic() - began_at
     await request
     return Kill(elected, served)
-
-
-async def _leader(store: Store, *, above: int) -> Leader:
-    """Return the leader, once the fencing token has risen."""
-    async with asyncio.timeout(_PATIENCE):
-        while True:
-            leader = await store.leader()
-            if leader is not None and leader.fencing_token > above:
-                return leader
-            await asyncio.sleep(_POLL)

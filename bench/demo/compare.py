@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -15,6 +15,7 @@ from bench.demo.verdict import ComparedFigure, compared
 from bench.output import write_json
 from services.local.options import PolicyOptions
 
+_Contender = TypeVar("_Contender")
 _WIDTH = 140
 _DRIFT = 0.25  # a share: beyond it the machine changed within a pair
 
@@ -56,9 +57,9 @@ async def compare(
     return 1 if num_failed else 0
 
 
-def order_of(policies: Sequence[PolicyOptions], place: int) -> Sequence[PolicyOptions]:
+def order_of(contenders: Sequence[_Contender], place: int) -> Sequence[_Contender]:
     """Return the order of a pair: every second one is reversed, so that drift cancels out."""
-    return list(reversed(policies)) if place % 2 else policies
+    return list(reversed(contenders)) if place % 2 else contenders
 
 
 def report(pairs: Sequence[Pair], presets: Sequence[str]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.cluster.offered import counted, print_failures, replayed
+from bench.cluster.offered import counted, print_failures, replayed, start_within
 from bench.demo import warm_up
 from bench.demo.capacity import Capacity
 from bench.demo.load import LoadBounds, Offer, Regime
@@ -20,7 +19,6 @@ from bench.output import num_cores
 from bench.serve.classes import by_class
 from bench.serve.plan import Plan
 from bench.serve.replay import ReplayedRequest
-from headway.errors import Code, HeadwayError
 from headway.metrics import percentile
 from services.local import prometheus
 from services.local.cluster import LocalCluster
@@ -155,7 +153,7 @@ async def run_pair(
         console.print(f"{name}: starting a cluster, logs in {folder}/")
         cluster = LocalCluster(setting.options(each), folder)
         try:
-            await _start(cluster)
+            await start_within(cluster, START)
             pair.capacities[name] = await _measured(setting, cluster, seed)
             console.print(f"  {pair.capacities[name]}")
             if not plans:
@@ -170,16 +168,6 @@ async def run_pair(
         finally:
             await cluster.stop()
     return pair, num_failed
-
-
-async def _start(cluster: LocalCluster) -> None:
-    """Start it, or refuse within the time; the caller stops it in either case."""
-    try:
-        async with asyncio.timeout(START):
-            await cluster.start()
-    except TimeoutError:
-        message = f"the cluster does not serve after {START:g} s: see {cluster.log_folder}/"
-        raise HeadwayError(Code.UNAVAILABLE, message) from None
 
 
 async def _measured(setting: Setting, cluster: LocalCluster, seed: int) -> Capacity:

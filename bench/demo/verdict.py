@@ -107,14 +107,16 @@ class ComparedFigure:
 
 
 def compared(
-    before: Sequence[Mapping[str, float]], after: Sequence[Mapping[str, float]]
+    before: Sequence[Mapping[str, float]],
+    after: Sequence[Mapping[str, float]],
+    figures: Sequence[Figure] = FIGURES,
 ) -> list[ComparedFigure]:
     """Compare two presets by the figures of their runs, pair by pair.
 
     A figure that a run lacks (none of that class finished) leaves its pair out of that row.
     """
     rows = []
-    for figure in FIGURES:
+    for figure in figures:
         pairs = [
             (one[figure.name], other[figure.name])
             for one, other in zip(before, after, strict=True)

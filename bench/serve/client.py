@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ from headway.errors import Code, HeadwayError, invalid
 
 MOST_BODY_BYTES = 4 * 2**20
 CONNECT_TIMEOUT = 10.0
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 OnEvent = Callable[[bytes, float], None]
 
 
@@ -66,8 +68,10 @@ class Endpoint:
         tls = parts.scheme == "https"
         return cls(parts.hostname, port or (443 if tls else 80), prefix, tls, api_key)
 
-    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """Return the bytes of a request."""
+    def request(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
+    ) -> bytes:
+        """Return the bytes of a request; ``headers`` come beside its own."""
         lines = [
             f"{method} {self.prefix}{path} HTTP/1.1",
             f"Host: {self.host}:{self.port}",
@@ -76,6 +80,7 @@ class Endpoint:
         ]
         if self.api_key:
             lines.append(f"Authorization: Bearer {self.api_key}")
+        lines += [f"{name}: {value}" for name, value in headers.items()]
         if body:
             lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
         return "\r\n".join([*lines, "", ""]).encode() + body
@@ -210,9 +215,12 @@ class Client:
         """Return a whole response; RequestFailedError where none comes."""
         return await self._exchange(self._endpoint.request("GET", path), None)
 
-    async def post(self, path: str, body: bytes, on_event: OnEvent) -> Response:
+    async def post(
+        self, path: str, body: bytes, on_event: OnEvent, headers: Mapping[str, str] = NO_HEADERS
+    ) -> Response:
         """Post a body; a streamed response goes to ``on_event(data, instant)``."""
-        return await self._exchange(self._endpoint.request("POST", path, body), on_event)
+        request = self._endpoint.request("POST", path, body, headers)
+        return await self._exchange(request, on_event)
 
     def close(self) -> None:
         """Hang up on idle connections."""

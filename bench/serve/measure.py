@@ -50,28 +50,32 @@ async def measure(args: Namespace) -> int:
 
 
 async def _options(args: Namespace, client: Client) -> Options:
-    model, limit = await _served_model(client, args)
+    model, limit = await served_model(client, args.url, args.model)
     names = set(Options.__dataclass_fields__) - {"model", "model_limit"}
     same = {name: getattr(args, name) for name in sorted(names)}
     return Options(model=model, model_limit=limit, **same)
 
 
-async def _served_model(client: Client, args: Namespace) -> tuple[str, int | None]:
-    """Return the model's name and, where the server says it, its context length."""
+async def served_model(client: Client, url: str, model: str = "") -> tuple[str, int | None]:
+    """Return the model's name and, where the server says it, its context length.
+
+    ``model``: the name that was given, "" for the first that the server names. HeadwayError where
+    nothing answers at ``url``, the key is refused, or no model is named.
+    """
     try:
         response = await client.get("/v1/models")
     except RequestFailedError as error:
-        message = f"nothing answers at {args.url} ({error.detail}): start it, or give --url"
+        message = f"nothing answers at {url} ({error.detail}): start it, or give --url"
         raise HeadwayError(Code.UNAVAILABLE, message) from None
     if response.status in (401, 403):
-        message = f"{args.url} refuses the key: {error_text(response.body)}"
+        message = f"{url} refuses the key: {error_text(response.body)}"
         raise HeadwayError(Code.UNAUTHENTICATED, message)
     limits = _model_limits(response.body)
-    if not (args.model or limits):
-        message = f"{args.url}/v1/models (HTTP {response.status}) names no model: give --model"
+    if not (model or limits):
+        message = f"{url}/v1/models (HTTP {response.status}) names no model: give --model"
         raise HeadwayError(Code.FAILED_PRECONDITION, message)
-    model = args.model or next(iter(limits))
-    return model, limits.get(model)
+    name = model or next(iter(limits))
+    return name, limits.get(name)
 
 
 def _model_limits(body: bytes | bytearray) -> dict[str, int | None]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.serve.client import NO_HEADERS
 from bench.serve.prompts import (
     RANDOM_TOKENS,
     Ask,
@@ -54,8 +55,9 @@ class Options:
 class Planned:
     """A request to send; ``arrival_at`` in seconds after the start.
 
-    ``path``: of this request alone, "" for the plan's. ``reasons``: False where all of the output
-    is an answer. ``is_read``: False where nobody reads it as it comes.
+    ``path``: of this request alone, "" for the plan's. ``headers``: beside the client's own.
+    ``reasons``: False where all of the output is an answer. ``is_read``: False where nobody reads
+    it as it comes.
     """
 
     index: int
@@ -66,6 +68,7 @@ class Planned:
     path: str = ""
     reasons: bool = True
     is_read: bool = True
+    headers: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS)
 
 
 @dataclass(frozen=True, slots=True)

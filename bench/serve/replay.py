@@ -9,6 +9,7 @@ import json
 import time
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bench.serve.client import Client, RequestFailedError
@@ -29,6 +30,7 @@ class ReplayedRequest:
     times: RequestTimes | None = None
     gaps: array[float] = field(default_factory=lambda: array("d"))
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None
     finish_reason: str | None = None
     correct: bool | None = None
     error_kind: str = ""
@@ -126,20 +128,9 @@ class Replay:
         task.add_done_callback(self._running.discard)
 
     async def _request(self, outcome: ReplayedRequest) -> None:
-        stream = Stream()
         outcome.sent_at = self._now()
-
-        def take(data: bytes, now: float) -> None:
-            before = len(stream.token_times)
-            stream.take(data, now - self.started_at)
-            self.tally.num_tokens += len(stream.token_times) - before
-
         try:
-            path = outcome.planned.path or self._plan.path
-            response = await self._client.post(path, outcome.planned.body, take)
-            if response.status != 200:
-                raise RequestFailedError(f"HTTP {response.status}", error_text(response.body))
-            _complete(outcome, stream)
+            await ask(self._client, self._plan.path, outcome, self.started_at, self._count)
         except RequestFailedError as error:
             self._fail(outcome, error.kind, error.detail)
         except asyncio.CancelledError:
@@ -148,11 +139,40 @@ class Replay:
             outcome.ended_at = self._now()
             self.tally.num_ended += 1
 
+    def _count(self, num_tokens: int) -> None:
+        self.tally.num_tokens += num_tokens
+
     def _fail(self, outcome: ReplayedRequest, kind: str, detail: str) -> None:
         outcome.error_kind, outcome.error = kind, detail
         outcome.ended_at = self._now()
         self.tally.num_ended += 1
         self.tally.errors[kind] += 1
+
+
+async def ask(
+    client: Client,
+    path: str,
+    outcome: ReplayedRequest,
+    started_at: float,
+    count: Callable[[int], None] = lambda num_tokens: None,
+) -> Stream:
+    """Send a planned request and fill in its outcome; RequestFailedError for no whole answer.
+
+    ``path``: unless the request names its own. ``started_at``: of the run, by
+    ``time.perf_counter``. ``count`` takes the number of tokens of each event.
+    """
+    planned, stream = outcome.planned, Stream()
+
+    def take(data: bytes, now: float) -> None:
+        before = len(stream.token_times)
+        stream.take(data, now - started_at)
+        count(len(stream.token_times) - before)
+
+    response = await client.post(planned.path or path, planned.body, take, planned.headers)
+    if response.status != 200:
+        raise RequestFailedError(f"HTTP {response.status}", error_text(response.body))
+    _complete(outcome, stream)
+    return stream
 
 
 def _complete(outcome: ReplayedRequest, stream: Stream) -> None:
@@ -164,6 +184,7 @@ def _complete(outcome: ReplayedRequest, stream: Stream) -> None:
         raise RequestFailedError("cut off", f"finish_reason is {reason}")
     outcome.finish_reason = reason
     outcome.prompt_tokens = stream.prompt_tokens
+    outcome.cached_tokens = stream.cached_tokens
     if not times:  # tokens without text show at their end alone
         if not stream.completion_tokens:
             raise RequestFailedError("empty", f"no token came (finish_reason {reason})")

@@ -112,6 +112,7 @@ def _record(outcome: ReplayedRequest) -> dict[str, Any]:
         "error_kind": outcome.error_kind or None,
         "error": outcome.error or None,
         "num_prompt_tokens": outcome.prompt_tokens,
+        "num_cached_tokens": outcome.cached_tokens,
     }
     return record if times is None else record | _times_record(times)
 

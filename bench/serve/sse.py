@@ -49,6 +49,7 @@ class Delta(NamedTuple):
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    cached_tokens: int | None = None
 
 
 def read_delta(data: bytes) -> Delta:
@@ -66,7 +67,12 @@ def _delta(event: Any) -> Delta:
     if event.get("error"):
         raise BadStreamError(f"error event: {_error_text(event['error'])}")
     usage = event.get("usage") or {}
-    counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+    details = usage.get("prompt_tokens_details") or {}
+    counts = (
+        usage.get("prompt_tokens"),
+        usage.get("completion_tokens"),
+        details.get("cached_tokens"),
+    )
     choices = event.get("choices")
     if not choices:
         return Delta("", "", None, *counts)
@@ -93,6 +99,7 @@ class Stream:
     finished_at: float = 0.0
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    cached_tokens: int | None = None
 
     def take(self, data: bytes, now: float) -> None:
         """Take one event's data, which came at ``now``."""
@@ -108,6 +115,7 @@ class Stream:
         if delta.completion_tokens is not None:
             self.prompt_tokens = delta.prompt_tokens
             self.completion_tokens = delta.completion_tokens
+            self.cached_tokens = delta.cached_tokens
 
     @property
     def answer(self) -> str:

@@ -8,6 +8,7 @@ from cli import add_commands
 
 BENCHES = {
     "serve": "replay arrivals against an OpenAI endpoint, open loop",
+    "agents": "sessions in a closed loop, beside a session-hashing proxy",
     "gateway": "the gateway's own cost, beside its peers",
     "engine": "decode and prefill speed beside generate(), continuous batching and vLLM",
     "vllm": "a plain vLLM, Headway's order inside it, and Headway over it, on the same arrivals",

@@ -13,7 +13,10 @@ from headway.life.moments import Moment, MomentKind
 from headway.life.parts import LifePart, PartKind
 from headway.life.record import Crowd, Instants, LifeRecord, TokenTally
 
-_PLAIN = ("request_id", "gateway_id", "model", "arrival_at", "status", "error", "tenant", "is_read")
+_PLAIN = (
+    *("request_id", "gateway_id", "model", "arrival_at", "status", "error", "tenant", "is_read"),
+    *("session_id", "turn"),
+)
 _KINDS = {kind.name.lower(): kind for kind in MomentKind}
 
 

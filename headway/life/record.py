@@ -74,6 +74,10 @@ class LifeRecord:
     """Without gaps, from the arrival to the end, or to the look at a request that is open."""
     num_dropped: int = 0
     """Moments beyond the most that are kept of one request."""
+    session_id: str = ""
+    """Its client's name for its conversation; "" without one."""
+    turn: int = 0
+    """The number of its turn there, from 1, by its gateway's count; 0 without a session."""
 
     @property
     def total(self) -> int:

@@ -27,7 +27,8 @@ class SimRequest:
     ``num_reasoning_tokens`` counts up to and with the end of reasoning, 0 for none.
     ``prefix_hashes``: of blocks of 512 tokens from the prompt's beginning, and on into the output
     where a later turn repeats it; equal ones hold the same tokens. ``is_read``: whether its client
-    reads the answer as it comes. ``standing``: whom it counts for, and its class.
+    reads the answer as it comes. ``standing``: whom it counts for, and its class. ``session_id``
+    and ``ends_session``: as in ``Request``.
     """
 
     request_id: str
@@ -38,6 +39,8 @@ class SimRequest:
     prefix_hashes: tuple[int, ...] = ()
     is_read: bool = True
     standing: Standing = NO_STANDING
+    session_id: str = ""
+    ends_session: bool = False
 
     @property
     def num_answer_tokens(self) -> int:
@@ -100,6 +103,8 @@ class Clients:
             request.arrival_at,
             predicted_output_tokens=self.expected_tokens(request),
             reasons=reasons,
+            session_id=request.session_id,
+            ends_session=request.ends_session,
             standing=request.standing,
         )
         return Submit(asked, request.is_read)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, takewhile
 from typing import overload
+
+from headway.blocks import BlockHash
 
 HASHED_TOKENS = 512
 """Tokens of a block that a trace names by a hash (Mooncake)."""
@@ -23,6 +25,11 @@ def prompt_tokens(number: int, num_tokens: int, hashes: Sequence[int] = ()) -> S
     blocks = [range(name * HASHED_TOKENS, (name + 1) * HASHED_TOKENS) for name in hashes]
     blocks.append(range(own, own + num_tokens))
     return PromptTokens(blocks, 0, num_tokens)
+
+
+def prefix_name(block: int, num_tokens: int) -> BlockHash:
+    """Return the name of a beginning that ends ``num_tokens`` into a block of this hash."""
+    return block, num_tokens
 
 
 class PromptTokens(Sequence[int]):
@@ -48,6 +55,15 @@ class PromptTokens(Sequence[int]):
             return next(iter(PromptTokens(self._blocks, places, places + 1)))
         assert places.step == 1, "a prompt is read in order"
         return PromptTokens(self._blocks, places.start, places.stop)
+
+    def prefix_names(self, ends: Iterable[int]) -> list[BlockHash]:
+        """Return the names of the beginnings that end there, as far as blocks have hashes."""
+        last = len(self._blocks) - 1
+        places = ((end, (end - 1) // HASHED_TOKENS) for end in ends)
+        return [
+            prefix_name(self._blocks[place].start // HASHED_TOKENS, end - place * HASHED_TOKENS)
+            for end, place in takewhile(lambda each: each[1] < last, places)
+        ]
 
     def __iter__(self) -> Iterator[int]:
         return chain.from_iterable(self._parts())

@@ -44,7 +44,7 @@ from headway.sim.node import Node
 from headway.sim.pass_log import HeardPasses, PassLog
 from headway.sim.planning import HEADWAY, NATIVE, PLANNERS, SimPlanner
 from headway.sim.predicting import PredictingPace
-from headway.sim.prompts import HASHED_TOKENS
+from headway.sim.prompts import HASHED_TOKENS, prefix_name
 from headway.sim.transfers import Links, Transfers
 
 MODEL = "model"
@@ -211,8 +211,9 @@ class SimWorker:
     def _hashes(self, request: Request) -> Sequence[BlockHash]:
         """A trace's blocks are larger than ours: each is as many as fit."""
         traced = self._lengths[request.key].prefix_hashes
-        per_hash = max(1, HASHED_TOKENS // self.spec.profile.block_size)
-        return [(h, part) for h in traced for part in range(per_hash)]
+        size = min(self.spec.profile.block_size, HASHED_TOKENS)
+        ends = range(size, HASHED_TOKENS + 1, size)
+        return [prefix_name(block, end) for block in traced for end in ends]
 
     @property
     def num_preemptions(self) -> int:

@@ -50,6 +50,31 @@ class ToolUse(NamedTuple):
         return any(tool.get("strict") for tool in self.offered)
 
 
+class SessionAsk(NamedTuple):
+    """The words of a call's body on its session."""
+
+    named: str = ""
+    """The name that it gives; "": none, so that a header may."""
+    implied: str = ""
+    """The name where neither body nor headers give one: of a cache, or of what it continues."""
+    ends: bool = False
+    """True if the session is over with it."""
+    max_turns: int = 0
+    """The session is over with the turn of this number; 0: no bound."""
+
+
+NO_SESSION = SessionAsk()
+
+
+class History(NamedTuple):
+    """The items of a response and of all before it: what a later one continues."""
+
+    items: tuple[Mapping[str, Any], ...] = ()
+    num_bytes: int = 0
+    """Their length in JSON."""
+    session_id: str = ""
+
+
 Input = ChatInput | str | tuple[int, ...]
 
 
@@ -92,6 +117,12 @@ class ApiCall:
     """vLLM's, which stands for a class; None: not given."""
     request_fields: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of ``Request`` that the client gave."""
+    session: SessionAsk = NO_SESSION
+
+    @property
+    def session_id(self) -> str:
+        """The name of its session once headers were read, "" without one."""
+        return str(self.request_fields.get("session_id", ""))
 
     @property
     def needs_grammar(self) -> bool:
@@ -122,6 +153,8 @@ class ReplyStyle:
     """True for the events and items of ``/v1/responses``."""
     echoed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the request that its response repeats."""
+    history: History | None = None
+    """What comes before its answer, to be kept with it; None: it is not stored."""
 
     def param(self, name: str | None) -> str | None:
         """Return the field's name in this API: a chat's prompt is its messages."""

@@ -147,4 +147,4 @@ class Calls:
                 self.ended(output)
                 continue
             self._outputs.add(output)
-            self._submit(Submit(request, is_read))
+            self._submit(Submit(request, is_read, call.session.max_turns))

@@ -129,6 +129,18 @@ class GatewayConfig(PresetConfig):
     idle_timeout: float = Field(
         75.0, gt=0.0, description="longest time between requests on a connection, s"
     )
+    max_stored_bytes: int = Field(
+        2**26, ge=0, description="responses that a later one may continue, together; 0: none"
+    )
+    stored_response_age: float = Field(
+        3600.0, gt=0.0, description="longest that such a response is kept, s"
+    )
+    session_idle: float = Field(
+        _DEFAULTS.session_idle, gt=0.0, description="seconds without a turn that end a session"
+    )
+    num_sessions: int = Field(
+        _DEFAULTS.num_sessions, ge=1, le=2**20, description="idle sessions that are counted"
+    )
     max_unsent_bytes: int = Field(
         2**20, ge=4096, description="bytes that a client may leave unread before it is cut off"
     )
@@ -177,6 +189,8 @@ class GatewayConfig(PresetConfig):
             max_waiting=self.max_waiting,
             request_timeout=self.request_timeout,
             num_lives=self.num_lives,
+            session_idle=self.session_idle,
+            num_sessions=self.num_sessions,
         )
         return policy_settings(self.chosen(), gateway=limits)
 

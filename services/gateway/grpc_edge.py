@@ -11,18 +11,21 @@ from typing import Any
 import grpc
 
 from headway.errors import Code, HeadwayError, invalid
+from headway.request import check_session_id
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
-from services.gateway.api_call import ApiCall, ChatInput, Input
+from services.gateway.api_call import ApiCall, ChatInput, Input, SessionAsk
 from services.gateway.auth import KEY_CLIENT, KeyRing, check_client_id
 from services.gateway.bounds import grpc_client
 from services.gateway.calls import Calls
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.messages import Conversation
 from services.gateway.openai.requests import MAX_SALT_CHARS, Stops
+from services.gateway.openai.sessions import MAX_TURNS
 from services.gateway.openai.shapes import read
 from services.gateway.output_text import Piece
 from services.gateway.outputs import Output
 from services.gateway.reading import INLINE_BYTES
+from services.gateway.sessions import in_session
 from services.runtime import wire
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -82,7 +85,7 @@ class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
             if self.draining:
                 message = "this gateway is shutting down; call another one"
                 raise HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)
-            call = read_call(request)
+            call = in_session(read_call(request), partial(_said, context))
             prepare = partial(self._calls.prepare, call, call_id, arrival_at)
             if (num_bytes := request.ByteSize()) <= INLINE_BYTES:
                 requests = prepare()
@@ -194,6 +197,7 @@ def read_call(request: gateway_pb2.GenerateRequest) -> ApiCall:
         service_class=request.service_class,
         priority=request.priority if request.HasField("priority") else None,
         request_fields={"cache_salt": _salt(request)},
+        session=_session(request),
     )
 
 
@@ -201,6 +205,13 @@ def _salt(request: gateway_pb2.GenerateRequest) -> str:
     if len(request.cache_salt) > MAX_SALT_CHARS:
         raise invalid("cache_salt", len(request.cache_salt), f"at most {MAX_SALT_CHARS} long")
     return request.cache_salt
+
+
+def _session(request: gateway_pb2.GenerateRequest) -> SessionAsk:
+    if request.max_turns > MAX_TURNS:
+        raise invalid("max_turns", request.max_turns, f"at most {MAX_TURNS}")
+    named = check_session_id(request.session_id)
+    return SessionAsk(named, ends=request.session_end, max_turns=request.max_turns)
 
 
 def _input(request: gateway_pb2.GenerateRequest) -> Input:

@@ -29,10 +29,12 @@ SAMPLING_OPTIONS = tuple(
 )
 OPTIONS = (
     *("disable_thinking", "disable_pacing", "thinking_token_budget"),
-    *("service_class", "priority", "cache_salt"),
+    *("service_class", "priority", "cache_salt", "session_id", "session_end", "max_turns"),
 )
+_SEQUENCE = {"sequence_id": "session_id", "sequence_end": "session_end"}
+"""Triton's parameters of a sequence, and ours."""
 _CHAT, _STOP = "chat", "stop"
-_OF_TRITON = "triton_enable_empty_final_response"
+_OF_TRITON = ("triton_enable_empty_final_response", "sequence_start")
 _ENDS = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}
 _LENGTH_BYTES = 4
 
@@ -197,7 +199,13 @@ class Inference:
 def _read_call(request: inference_pb2.ModelInferRequest) -> gateway_pb2.GenerateRequest:
     call, text = gateway_pb2.GenerateRequest(model=request.model_name), _text(request)
     given = {name: _value(said) for name, said in request.parameters.items()}
-    given.pop(_OF_TRITON, None)  # the last answer of a stream bears its mark anyway
+    for name in _OF_TRITON:  # the last answer of a stream bears its mark anyway
+        given.pop(name, None)
+    for theirs, ours in _SEQUENCE.items():
+        if theirs in given:
+            given.setdefault(ours, given.pop(theirs))
+    if isinstance(given.get("session_id"), int):
+        given["session_id"] = str(given["session_id"])
     if given.pop(_CHAT, False):
         call.chat.messages.add(role="user", content=text)
     else:

@@ -41,6 +41,7 @@ from services.gateway.http.server import HttpServer, tls_context
 from services.gateway.inference_edge import InferenceEdge
 from services.gateway.metrics import VLLM_NAMES, GatewayMetrics
 from services.gateway.model_loading import core_settings, load_models
+from services.gateway.openai.stored_responses import StoredResponses
 from services.gateway.outputs import Output, Outputs
 from services.gateway.readiness import Readiness
 from services.gateway.reading import ReadingThreads
@@ -135,6 +136,7 @@ class GatewayService:
             self,
             config.origins(),
             self.console,
+            self._stored_responses(config),
             needs_key=config.api_key_file is not None,
             monitoring_needs_key=config.monitoring_needs_key,
         )
@@ -294,6 +296,16 @@ class GatewayService:
         return ConsoleRoutes(
             feed, desk, keys, self.unexpected, needs_key=config.api_key_file is not None
         )
+
+    def _stored_responses(self, config: GatewayConfig) -> StoredResponses | None:
+        """Return the store of responses, and count it; None where none is kept."""
+        if not config.max_stored_bytes:
+            return None
+        stored = StoredResponses(config.max_stored_bytes, config.stored_response_age, self.now)
+        watch = self.metrics.watch
+        watch("stored_responses", "Responses that can be continued.", lambda: stored.num_stored)
+        watch("stored_bytes", "Their length in JSON.", lambda: stored.num_bytes)
+        return stored
 
     def _describe(self) -> Mapping[str, Any]:
         """Return what the console says of this gateway."""

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TextIO
 
+from headway.cluster import UnitId
 from headway.core.scheduler.events import Considered, Decision
+from headway.policies.dispatch.protocol import OwnUnit
 from headway.request import is_named
 
 
@@ -40,7 +42,7 @@ def decision_line(decision: Decision, beside: int = 0) -> str:
         "left": decision.num_left,
         "considered": [_packed(each) for each in decision.considered],
         "chosen": [
-            [c.request_id, f"{c.unit.worker_id}/{c.unit.unit}", list(c.score), c.waited]
+            [c.request_id, _unit(c.unit), list(c.score), c.waited, *_own(c.own)]
             for c in decision.chosen
         ],
     }
@@ -51,10 +53,28 @@ def decision_line(decision: Decision, beside: int = 0) -> str:
     return json.dumps(packed, separators=(",", ":"))
 
 
+def _unit(unit: UnitId) -> str:
+    return f"{unit.worker_id}/{unit.unit}"
+
+
+def _own(own: OwnUnit | None) -> list[dict[str, Any]]:
+    """Return why a unit is the request's own, if it is."""
+    if own is None:
+        return []
+    reason: dict[str, Any] = {
+        "hit_tokens": own.num_hit_tokens,
+        "owed_tokens": own.num_owed_tokens,
+        "cost": own.cost,
+        "wait": own.wait,
+    }
+    if own.runner_up is not None:
+        reason |= {"runner_up": _unit(own.runner_up), "runner_up_cost": own.runner_up_cost}
+    return [reason]
+
+
 def _packed(considered: Considered) -> list[Any]:
     """Return a unit; K_pred and score follow where there are any."""
-    unit = f"{considered.unit.worker_id}/{considered.unit.unit}"
-    packed = [unit, list(considered.load), considered.num_free_blocks]
+    packed = [_unit(considered.unit), list(considered.load), considered.num_free_blocks]
     if considered.predicted_tokens is None and not considered.score:
         return packed
     return [*packed, considered.predicted_tokens, list(considered.score)]

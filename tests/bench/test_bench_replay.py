@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 
 import pytest
 
 from bench.cluster.offered import looped, replayed
-from bench.serve.client import Client, Endpoint, OnEvent, RequestFailedError, Response
+from bench.serve.client import NO_HEADERS, Client, Endpoint, OnEvent, RequestFailedError, Response
 from bench.serve.plan import Plan, Planned
 from bench.serve.replay import Replay, ReplayedRequest
 from bench.serve.report import summarise
@@ -163,9 +164,15 @@ async def test_a_request_may_have_a_path_of_its_own() -> None:
     paths = []
 
     class Paths(Client):
-        async def post(self, path: str, body: bytes, on_event: OnEvent) -> Response:
+        async def post(
+            self,
+            path: str,
+            body: bytes,
+            on_event: OnEvent,
+            headers: Mapping[str, str] = NO_HEADERS,
+        ) -> Response:
             paths.append(path)
-            return await super().post(path, body, on_event)
+            return await super().post(path, body, on_event, headers)
 
     mixed = Plan("/chat", [*plan(1).requests, Planned(1, 0.0, b"{}", "", None, path="/own")], ())
     async with saying(*[reply(GOOD + DONE)] * 2) as url:

@@ -178,7 +178,8 @@ class SchedulerHarness:
             kv_tokens = int(any(i not in self.finished for i in self.dispatched(worker_id)))
         loads[0] = UnitLoad(0, queued, running, kv_tokens, num_free)
         ends = tuple(
-            FinishedRequest(key(stream_id), 0, 10, 5, FinishReason.STOP) for stream_id in finished
+            FinishedRequest(key(stream_id), self.unit_of(stream_id), 10, 5, FinishReason.STOP)
+            for stream_id in finished
         )
         report = EndForward(1, pass_time, dispatch_ids, tuple(loads), prefilled, ends)
         return self.post(WorkerReported(worker_id, report), after=after)
@@ -231,6 +232,17 @@ class SchedulerHarness:
             for batch in dispatch.batches
             for request in batch.requests
         ]
+
+    def unit_of(self, stream_id: int) -> int:
+        """The DP unit that a request was last sent to; 0 if it was not."""
+        units = [
+            batch.unit
+            for action in self.log
+            if isinstance(action, SendToWorker) and isinstance(action.message, Dispatch)
+            for batch in action.message.batches
+            if stream_id in [request.stream_id for request in batch.requests]
+        ]
+        return units[-1] if units else 0
 
     def cancelled(self, worker_id: str) -> list[int]:
         return [order.key.stream_id for order in self.orders(worker_id, CancelStream)]

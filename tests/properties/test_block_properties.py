@@ -8,23 +8,58 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.blocks import BlockPool, blocks_for, chain_hashes
+from headway.blocks import (
+    BlockPool,
+    PrefixNamer,
+    block_names,
+    blocks_for,
+    num_waypoints,
+    waypoint,
+    waypoint_names,
+)
 
 SIZE = 4
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=40)
 
 
 def test_a_chain_names_a_block_and_all_before_it() -> None:
-    assert chain_hashes([1, 2, 3, 4, 5], 2) == chain_hashes([1, 2, 3, 4, 6], 2)
-    first, second = chain_hashes([1, 2, 1, 2], 2)
+    assert block_names([1, 2, 3, 4, 5], 2) == block_names([1, 2, 3, 4, 6], 2)
+    first, second = block_names([1, 2, 1, 2], 2)
     assert first != second
-    assert chain_hashes([9, 9, 3, 4], 2)[1] != chain_hashes([1, 2, 3, 4], 2)[1]
-    assert chain_hashes([1], 2) == []
+    assert block_names([9, 9, 3, 4], 2)[1] != block_names([1, 2, 3, 4], 2)[1]
+    assert block_names([1], 2) == []
+
+
+@given(size=st.integers(1, 700), num_tokens=st.integers(0, 6000), salt=st.sampled_from(["", "s"]))
+def test_a_block_that_ends_at_a_waypoint_has_its_name(
+    size: int, num_tokens: int, salt: str
+) -> None:
+    tokens = [n * 7919 % 1000 for n in range(num_tokens)]
+    names = block_names(tokens, size, PrefixNamer(salt))
+    marks = waypoint_names([*tokens, 0], salt)
+    assert len(marks) == num_waypoints(num_tokens)
+    for number, name in enumerate(marks, start=1):
+        if waypoint(number) % size == 0:
+            assert names[waypoint(number) // size - 1] == name
+    assert len({*names, *marks}) == len(
+        {*range(size, num_tokens + 1, size)}
+        | {waypoint(number) for number in range(1, len(marks) + 1)}
+    )
+
+
+@given(st.lists(st.integers(0, 3), max_size=300), st.lists(st.integers(1, 90), max_size=20))
+def test_a_name_does_not_depend_on_how_its_tokens_came(tokens: list[int], cuts: list[int]) -> None:
+    whole, parts, at = PrefixNamer(), PrefixNamer(), 0
+    for cut in cuts:
+        parts.advance(tokens[at : at + cut])
+        at += cut
+    assert whole.advance(tokens) == parts.advance(tokens[at:])
+    assert PrefixNamer("salt").advance(tokens) != whole.advance([])
 
 
 def test_a_prefix_is_found_again_after_its_request_has_ended() -> None:
     pool, table = BlockPool(8, SIZE), list[int]()
-    hashes = chain_hashes(range(12), SIZE)
+    hashes = block_names(range(12), SIZE)
     assert pool.grow(table, 12)
     pool.cache(table, hashes)
     kept = list(table)
@@ -48,7 +83,7 @@ def test_the_least_recently_used_prefix_makes_room_first() -> None:
 
 def kept(pool: BlockPool, tokens: list[int]) -> list[int]:
     """A chain over these tokens, cached, and still held."""
-    table, hashes = list[int](), chain_hashes(tokens, SIZE)
+    table, hashes = list[int](), block_names(tokens, SIZE)
     pool.adopt(table, hashes)
     assert pool.grow(table, len(tokens))
     pool.cache(table, hashes)
@@ -60,7 +95,7 @@ def test_the_end_of_a_chain_makes_room_before_its_beginning() -> None:
     pool.release(kept(pool, tokens))
     for num_left in (2, 1, 0):
         pool.promise(4 - num_left)
-        assert pool.count_cached(chain_hashes(tokens, SIZE)) == num_left
+        assert pool.count_cached(block_names(tokens, SIZE)) == num_left
         pool.promise(0)
 
 
@@ -69,7 +104,7 @@ def test_a_use_makes_a_prefix_young_again() -> None:
     for tokens in ([1] * SIZE, [2] * SIZE, [1] * SIZE):
         pool.release(kept(pool, tokens))
     pool.promise(1)
-    names = [chain_hashes([token] * SIZE, SIZE) for token in (1, 2)]
+    names = [block_names([token] * SIZE, SIZE) for token in (1, 2)]
     assert [pool.count_cached(name) for name in names] == [1, 0]
 
 
@@ -80,13 +115,13 @@ def test_what_only_a_session_that_is_over_has_used_makes_room_first() -> None:
     pool.release(kept(pool, turns[0]))
     pool.retire(kept(pool, turns[1]))
     pool.promise(3)  # of five blocks, three are free
-    assert pool.count_cached(chain_hashes(turns[1], SIZE)) == 3
+    assert pool.count_cached(block_names(turns[1], SIZE)) == 3
     pool.promise(4)
-    assert pool.count_cached(chain_hashes(turns[1], SIZE)) == 2
+    assert pool.count_cached(block_names(turns[1], SIZE)) == 2
     pool.promise(5)
-    assert pool.count_cached(chain_hashes(turns[1], SIZE)) == 1
+    assert pool.count_cached(block_names(turns[1], SIZE)) == 1
     pool.promise(7)
-    assert pool.count_cached(chain_hashes([*system, *[2] * 8], SIZE)) == 1
+    assert pool.count_cached(block_names([*system, *[2] * 8], SIZE)) == 1
 
 
 def test_blocks_of_a_session_that_is_over_stay_with_who_uses_them() -> None:
@@ -96,7 +131,7 @@ def test_blocks_of_a_session_that_is_over_stay_with_who_uses_them() -> None:
     pool.retire(first)
     assert pool.num_free == 2
     pool.promise(2)
-    assert pool.count_cached(chain_hashes(tokens, SIZE)) == 2
+    assert pool.count_cached(block_names(tokens, SIZE)) == 2
 
 
 def test_a_table_that_holds_blocks_cannot_begin_with_cached_ones() -> None:
@@ -116,7 +151,7 @@ def test_every_block_is_referred_to_free_or_cached_and_holds_what_its_hash_says(
     for arrives, prompt, which in steps:
         if arrives:
             table: list[int] = []
-            hashes = chain_hashes(prompt, SIZE)
+            hashes = block_names(prompt, SIZE)
             num_cached = pool.adopt(table, hashes)
             for n, block in enumerate(table):
                 assert contents[block] == tuple(prompt[: (n + 1) * SIZE])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.blocks import BlockHash, blocks_for, chain_hashes
+from headway.blocks import BlockHash, block_names, blocks_for
 from headway.cluster import Role, WorkerInfo
 from headway.core.worker.core import WorkerCore, WorkerSettings
 from headway.forward_pass import ForwardPass, PassItem
@@ -79,7 +79,7 @@ def test_every_request_ends_once_with_the_tokens_of_an_endless_memory(
     num_blocks = num_tokens_of_memory // block_size
 
     def hashes_of(request: Request) -> list[BlockHash]:
-        return chain_hashes(request.prompt_token_ids, block_size)
+        return block_names(request.prompt_token_ids, block_size)
 
     info = WorkerInfo(
         "w", "w:1", Role.UNIFIED, "m", num_units, chunk, block_size, num_blocks, 1000, 8

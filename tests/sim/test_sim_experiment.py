@@ -18,7 +18,7 @@ CONDITIONS = Conditions(((instance(Role.PREFILL), 2), (instance(Role.DECODE), 2)
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(HeadwayError, match="vllm-like, sbs"):
+    with pytest.raises(HeadwayError, match="vllm-like, lmetric"):
         find_preset("vllm")
 
 

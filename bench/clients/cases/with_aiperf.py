@@ -1,39 +1,59 @@
-"""AIPerf: eight streamed chats, with its own token counts and with the server's in every event."""
+"""AIPerf: streamed chats, with its own token counts and the server's, and whole conversations."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from .asked import At, cases
 from .command import run_to_end
 
 NUM_REQUESTS = 8
+NUM_CONVERSATIONS, NUM_TURNS = 4, 5
 
 
-def _run(at: At, *more: str) -> None:
+def _run(at: At, num_requests: int, *more: str) -> dict[str, Any]:
+    """Return the report of a run in which every request was answered."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         arguments = [
             *("profile", "--model", at.model, "--url", at.url, "--endpoint-type", "chat"),
-            *("--streaming", "--tokenizer", at.tokenizer, "--request-count", str(NUM_REQUESTS)),
-            *("--concurrency", "2", "--isl", "24", "--osl", "12", "--ui-type", "none"),
-            *("--artifact-dir", folder, *more),
+            *("--streaming", "--tokenizer", at.tokenizer, "--concurrency", "2"),
+            *("--ui-type", "none", "--artifact-dir", folder, *more),
         ]
         run_to_end("aiperf", arguments, place)
         (report,) = place.glob("**/profile_export_aiperf.json")
-        found = json.loads(report.read_text(encoding="utf-8"))
-    assert found["request_count"]["avg"] == NUM_REQUESTS, found["request_count"]
+        found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    assert found["request_count"]["avg"] == num_requests, found["request_count"]
     assert not found.get("error_summary"), found["error_summary"]
+    return found
+
+
+def _run_chats(at: At, *more: str) -> None:
+    sizes = ("--request-count", str(NUM_REQUESTS), "--isl", "24", "--osl", "12")
+    _run(at, NUM_REQUESTS, *sizes, *more)
 
 
 def chats(at: At) -> None:
-    _run(at)
+    _run_chats(at)
 
 
 def usage_in_every_event(at: At) -> None:
-    _run(at, "--use-server-token-count", "--per-chunk-usage")
+    _run_chats(at, "--use-server-token-count", "--per-chunk-usage")
 
 
-CASES = cases(chats, usage_in_every_event)
+def conversations_of_several_turns(at: At) -> None:
+    report = _run(
+        *(at, NUM_CONVERSATIONS * NUM_TURNS),
+        *("--conversation-num", str(NUM_CONVERSATIONS)),
+        *("--conversation-turn-mean", str(NUM_TURNS), "--conversation-turn-stddev", "0"),
+        *("--conversation-turn-delay-mean", "200", "--isl", "80", "--osl", "40"),
+        *("--extra-inputs", "ignore_eos:true", "--session-header", "x-session-id"),
+        "--use-server-token-count",
+    )
+    assert report["overall_usage_prompt_cache_read_pct"]["avg"] > 0
+
+
+CASES = cases(chats, usage_in_every_event, conversations_of_several_turns)

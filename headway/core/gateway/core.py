@@ -35,6 +35,7 @@ from headway.core.gateway.events import (
 from headway.core.gateway.lives import Lives
 from headway.core.gateway.order import NamedWorkers, Taken, name_sources, take_tokens
 from headway.core.gateway.pacing import Pacers
+from headway.core.gateway.sessions import Sessions
 from headway.core.gateway.settings import GatewaySettings
 from headway.core.gateway.state import OpenRequest, OpenRequests, Timers
 from headway.core.reasoning import Markers
@@ -75,6 +76,7 @@ class GatewayCore:
         self.num_resubmitted = 0
         self.num_waiting = 0  # open requests without a token so far
         self.lives = Lives(settings.num_lives)
+        self.sessions = Sessions(settings.session_idle, settings.num_sessions)
         self._gateway_id = gateway_id
         self._address = address
         self._draw_stream_id = draw_stream_id or itertools.count(1).__next__
@@ -180,8 +182,10 @@ class GatewayCore:
         is_burst = not yields and self._burst.arrived(num_tokens, now=now).is_burst
         if is_burst and self.num_burst_tokens is not None:
             self.num_burst_tokens += num_tokens
+        turn = self.sessions.came(asked, event.max_turns, now=now)
         request = replace(
             asked,
+            ends_session=turn.ends_session,
             stream_id=self._new_stream_id(),
             gateway_id=self._gateway_id,
             gateway_address=self._address,
@@ -190,7 +194,8 @@ class GatewayCore:
             is_burst=is_burst,
         )
         state = OpenRequest(request)
-        state.life = self.lives.came(request, state.output, now=now)
+        state.life = self.lives.came(request, state.output, turn.number, now=now)
+        self.sessions.began(state)
         self._requests.add(state)
         if event.is_read:
             self.pacers.open(
@@ -233,6 +238,7 @@ class GatewayCore:
     def _forget(self, state: OpenRequest, now: float) -> None:
         self._requests.remove(state)
         self.pacers.end(state.request_id)
+        self.sessions.ended(state, now=now)
         self.lives.ended(state.request_id, now, FinishReason.CANCELLED.value)
         if not state.output:
             self.num_waiting -= 1
@@ -315,6 +321,7 @@ class GatewayCore:
             self.num_waiting -= taken.num_first
             self._pace.record(taken.num_first, now)
         for ended, finish in taken.ended:
+            self.sessions.ended(ended, now=now)
             self.lives.ended(ended.request_id, now, finish.value)
         self._deliver(self.pacers.pass_on(taken.deliveries, now=now), actions)
         for state in taken.gaps:

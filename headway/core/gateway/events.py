@@ -21,6 +21,8 @@ class Submit:
     """The request, with a new ``request_id``."""
     is_read: bool = True
     """True if its client reads the answer as it comes, so that it may be paced."""
+    max_turns: int = 0
+    """Its session is over with the turn of this number; 0: no bound."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,8 @@ class OpenLife:
     """The tokens so far, which others append to; None once the request has ended."""
     waiting: _Waiting
     """All that wait; it counts there until its first token, or its end."""
+    session_id: str = ""
+    turn: int = 0
     num_output: int = 0
     num_cached: int = 0
     num_reasoning: int = 0
@@ -161,6 +163,8 @@ class OpenLife:
             moments=moments,
             parts=parts_of(moments, until),
             num_dropped=self.num_dropped,
+            session_id=self.session_id,
+            turn=self.turn,
         )
 
 
@@ -178,8 +182,13 @@ class Lives:
     def __len__(self) -> int:
         return len(self._open) + len(self._ended)
 
-    def came(self, request: Request, output: list[int], *, now: float) -> OpenLife | None:
-        """Begin a request's life; ``output``: its tokens, to which others append."""
+    def came(
+        self, request: Request, output: list[int], turn: int = 0, *, now: float
+    ) -> OpenLife | None:
+        """Begin a request's life; ``output``: its tokens, to which others append.
+
+        ``turn``: its number in its session, 0 without one.
+        """
         if not self._most_ended:
             return None
         self._rate.came(now)
@@ -197,6 +206,8 @@ class Lives:
             Crowd(waiting.num_requests, waiting.num_tokens, *rates),
             output,
             waiting,
+            request.session_id,
+            turn,
         )
         waiting.add(1, num_prompt)
         if request.predicted_output_tokens:

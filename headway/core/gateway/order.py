@@ -162,7 +162,7 @@ def _note_source(taken: Taken, state: OpenRequest, worker_id: str, now: float) -
                 state.life.note(MomentKind.CONTINUES, now, worker_id)
         else:
             if not state.output:
-                state.first_at = now
+                state.first_at, state.first_worker_id = now, worker_id
             if state.life is not None:
                 state.life.came_first(now, worker_id)
         state.source_id = worker_id
@@ -214,6 +214,7 @@ def _append(taken: Taken, requests: OpenRequests, state: OpenRequest, delivery: 
         taken.ended.append((state, reason))
     if not state.output:
         taken.num_first += 1
+        state.num_cached = delivery.num_cached
         if state.life is not None:
             state.life.num_cached = delivery.num_cached
         delivery = delivery._replace(decision=state.decision)

@@ -29,6 +29,7 @@ class RowQuery:
     tenant: str = ""
     worker: str = ""
     phase: str = ""
+    session: str = ""
     num_rows: int = 50
 
     def __post_init__(self) -> None:
@@ -59,6 +60,7 @@ class RequestRow(NamedTuple):
     """From its arrival to its first token, or until now."""
     slack: float
     """Until its next promise breaks, below 0 for late; infinite without a promise."""
+    session_id: str = ""
 
 
 QUEUED, PREFILL, DECODE, MOVING, RETRYING = "queued", "prefill", "decode", "moving", "retrying"
@@ -153,6 +155,7 @@ class RowSearch:
                 and query.tenant in ("", standing.tenant)
                 and (query.worker in ("", state.worker_id) or query.worker in state.sources)
                 and query.phase in ("", phase_of(state))
+                and query.session in ("", state.request.session_id)
             ):
                 yield state
 
@@ -175,4 +178,5 @@ def _row(state: OpenRequest, now: float) -> RequestRow:
         now - request.arrival_at,
         _waited(state, now),
         slack if slack < inf else inf,
+        request.session_id,
     )

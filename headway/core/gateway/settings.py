@@ -51,6 +51,10 @@ class GatewaySettings:
     """Limits and markers of a model by its name, instead of these."""
     num_lives: int = 0
     """Lives kept of requests that have ended (``lives.py``); 0: none is written down."""
+    session_idle: float = 1800.0
+    """Seconds without a turn after which a session counts as over (``sessions.py``)."""
+    num_sessions: int = 10_000
+    """Idle sessions kept."""
 
     def length_of(self, model: str) -> int:
         """Return the bound of a model's prompt and output tokens together."""

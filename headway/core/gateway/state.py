@@ -47,6 +47,10 @@ class OpenRequest:
     """The worker that sent its newest token; "" before the attempt's first one."""
     first_at: float = 0.0
     """Instant of its first token."""
+    first_worker_id: str = ""
+    """The worker that sent it; "" before."""
+    num_cached: int = 0
+    """Tokens of its prompt that were found in a prefix cache; known with the first token."""
     last_at: float = 0.0
     """Instant of its newest token."""
     retry_at: float | None = None

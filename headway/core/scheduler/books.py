@@ -134,6 +134,9 @@ class Books:
             instance.let_go(entry.key)
         self._release(entry)
 
+    def _hold(self, entry: Tracked, unit: UnitId) -> None:
+        self._instances[unit.worker_id].hold(entry.key, unit.unit)
+
     def _release(self, entry: Tracked) -> None:
         target = entry.target
         if target is not None and target.worker_id in self._instances:
@@ -148,7 +151,7 @@ class Books:
             self._buckets.note(entry)
         self.tell(entry)
         if isinstance(entry.place, OnUnit):
-            self._instances[entry.place.unit.worker_id].hold(entry.key)
+            self._hold(entry, entry.place.unit)
         elif isinstance(entry.place, Moving):
             self._reserve(entry, entry.place.target)
 
@@ -167,13 +170,13 @@ class Books:
         entry.rule = rule
         self._put(entry, PlaceEvent.DISPATCHED, OnUnit(unit))
         self._state.changed(entry.key)
-        self._instances[unit.worker_id].hold(entry.key)
+        self._hold(entry, unit)
 
     def give_back(self, entry: Tracked) -> None:
         """Return it from a unit that has not begun it to the window."""
         assert isinstance(entry.place, OnUnit), "only a request on a unit is given back"
         unit = entry.place.unit
-        self._instances[unit.worker_id].take_back(entry.key, unit.unit, entry.num_tokens)
+        self._instances[unit.worker_id].take_back(entry.key, unit.unit, entry.num_owed_tokens)
         self._put(entry, PlaceEvent.GIVEN_BACK, InWindow())
         self._state.changed(entry.key)
 
@@ -182,7 +185,7 @@ class Books:
         self._leave(entry)
         self._put(entry, PlaceEvent.REPORTED, OnUnit(unit, adopted=True, decoding=decoding))
         self._state.changed(entry.key)
-        self._instances[unit.worker_id].hold(entry.key)
+        self._hold(entry, unit)
 
     def run_on(self, entry: Tracked, *, decoding: bool) -> None:
         """Note that its worker reports it running or queued, not waiting for a handoff."""
@@ -232,7 +235,7 @@ class Books:
         assert target is not None, "its target has reported it"
         self._leave(entry)
         self._put(entry, PlaceEvent.SOURCE_FOUND, Moving(origin, target))
-        self._instances[origin.unit.worker_id].hold(entry.key)
+        self._hold(entry, origin.unit)
 
     def land(self, entry: Tracked) -> None:
         """Note that its move has succeeded."""
@@ -247,7 +250,7 @@ class Books:
         landed = OnUnit(place.target, place.origin.adopted, decoding=True)
         self._put(entry, PlaceEvent.MOVED, landed)
         self._state.changed(entry.key)
-        target.hold(entry.key)
+        self._hold(entry, place.target)
 
     def stay(self, entry: Tracked) -> None:
         """Note that its move has failed and that it keeps running at its source."""

@@ -295,6 +295,9 @@ class SchedulerCore:
             case HandoffResult():
                 self._decode.handoff_ended(instance, message, now=now)
                 self._decode.retry()
+                moved = self._state.tracked.get(message.key)
+                if moved is not None and moved.at is not None:
+                    self._pool(moved.model).used(moved, moved.at)
 
     def _on_snapshot(self, worker_id: str, snapshot: Snapshot, now: float) -> None:
         model = snapshot.info.model
@@ -308,6 +311,7 @@ class SchedulerCore:
         self._gamma.tell(self._instances[worker_id])
         self._memory.heard(worker_id)
         self._update(worker_id)
+        self._pool(model).claimed(snapshot)
         for held in snapshot.held:
             if held.key.gateway_id not in self._connected:
                 self._gone.setdefault(held.key.gateway_id, now)

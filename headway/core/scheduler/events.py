@@ -13,6 +13,7 @@ from headway.messages import (
     Order,
     ToGateway,
 )
+from headway.policies.dispatch.protocol import OwnUnit
 from headway.request import Request, StreamKey
 
 # --- records for the next leader --------------------------------------------------------
@@ -169,7 +170,8 @@ class Chosen(NamedTuple):
     """The unit chosen for one request, and that unit's score then.
 
     A dispatch scores (capacity left,), a placement the value that its policy minimises. ``waited``:
-    seconds since the request was submitted or prefilled.
+    seconds since the request was submitted or prefilled. ``own``: why a dispatch chose this unit
+    for what it holds of the prompt; None where that was no reason.
     """
 
     key: StreamKey
@@ -177,6 +179,7 @@ class Chosen(NamedTuple):
     unit: UnitId
     score: tuple[float, ...]
     waited: float
+    own: OwnUnit | None = None
 
 
 @dataclass(frozen=True, slots=True)

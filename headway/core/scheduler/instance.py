@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from types import MappingProxyType
 
 from headway.blocks import blocks_for
 from headway.cluster import Role, UnitId, UnitLoad, WorkerInfo
@@ -14,11 +15,14 @@ from headway.cost.schema import MEDIUM_TTFT_SLO, TPOT_SLO
 from headway.cost.velocity import convertible_velocity, reserved_tokens
 from headway.messages import Dispatch, LoadReport
 from headway.policies.dispatch import InstanceLoad
+from headway.policies.dispatch.protocol import UnitDebt
 from headway.policies.packing import Room
 from headway.policies.placement import DecodeUnit
 from headway.policies.placement.ahead import LoadAhead
 from headway.policies.rescheduling import Horizon
 from headway.request import Request, StreamKey
+
+NOTHING: Mapping[StreamKey, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -69,7 +73,8 @@ class Instance:
         self.draining = False
         self.has_changed = False  # changed its role; it may hold requests of the old one
         self.reported_at = -inf
-        self._keys: dict[StreamKey, None] = {}
+        self._keys: dict[StreamKey, int] = {}  # with their units
+        self._num_held = Counter[int]()  # by unit
         self.watchers: list[dict[str, None]] = []  # who keep views; ids of changed instances
         self._load: InstanceLoad | None = None
         self._left: list[tuple[int, int]] = []
@@ -106,19 +111,26 @@ class Instance:
         """Return the requests that it has or that were dispatched to it."""
         return list(self._keys)
 
-    def hold(self, key: StreamKey) -> None:
-        """Add a request."""
-        self._keys[key] = None
+    def hold(self, key: StreamKey, unit: int) -> None:
+        """Add a request of a unit."""
+        self._take_out(key)
+        self._keys[key] = unit
+        self._num_held[unit] += 1
         self.changed()
+
+    def _take_out(self, key: StreamKey) -> None:
+        unit = self._keys.pop(key, None)
+        if unit is not None:
+            self._num_held[unit] -= 1
 
     def let_go(self, key: StreamKey) -> None:
         """Remove a request that has ended or is elsewhere."""
-        self._keys.pop(key, None)
+        self._take_out(key)
         self._foresight.drop(key)
         self.changed()
 
     def take_back(self, key: StreamKey, unit: int, num_tokens: int) -> None:
-        """Remove a queued request, and its tokens from the backlog."""
+        """Remove a queued request, and its uncached tokens from the backlog."""
         flight = next((f for f in self._flights.values() if key in f.keys), None)
         if flight is not None:
             flight.tokens[unit] = max(0, flight.tokens[unit] - num_tokens)
@@ -133,13 +145,16 @@ class Instance:
         self.info, self.has_changed = info, True
         self.changed()
 
-    def sent(self, dispatch: Dispatch, *, now: float) -> None:
-        """Book a dispatch: U_flight and its KV blocks."""
+    def sent(
+        self, dispatch: Dispatch, *, now: float, cached: Mapping[StreamKey, int] = NOTHING
+    ) -> None:
+        """Book a dispatch: U_flight without the tokens that are ``cached`` there, and KV blocks."""
         tokens: dict[int, int] = {}
         blocks: dict[int, int] = {}
         for batch in dispatch.batches:
             lengths = [request.num_tokens for request in batch.requests]
-            tokens[batch.unit] = sum(lengths)
+            num_cached = sum([cached.get(request.key, 0) for request in batch.requests])
+            tokens[batch.unit] = sum(lengths) - num_cached
             blocks[batch.unit] = sum(blocks_for(n, self.info.block_size) for n in lengths)
         keys = frozenset(r.key for batch in dispatch.batches for r in batch.requests)
         self._flights[dispatch.dispatch_id] = _Flight(now, keys, tokens, blocks)
@@ -379,23 +394,32 @@ class Instance:
         queued = sum(load.queued_prefill_tokens for load in self.loads)
         num_running = sum(load.num_running for load in self.loads)
         in_flight = sum(sum(flight.tokens.values()) for flight in self._flights.values())
+        chunk = self.info.chunk_tokens
+        units = [
+            UnitDebt(
+                room.unit,
+                chunk - room.capacity - self._decode_batch(load),
+                self._num_held[load.unit],
+                room.capacity,
+                _free_tokens(room),
+            )
+            for room, load in zip(rooms, self.loads, strict=True)
+        ]
         return InstanceLoad(
             self.info.worker_id,
             task_depth=queued + len(self._flights),
-            queued_tokens=sum(
-                self.info.chunk_tokens - room.capacity - self._decode_batch(load)
-                for room, load in zip(rooms, self.loads, strict=True)
-            ),
+            queued_tokens=sum([unit.num_tokens for unit in units]),
             num_outstanding=len(self._keys),
             num_queued=max(len(self._keys) - num_running, 0),
             has_capacity=any(room.capacity > 0 for room in rooms),
             has_room=any(room.num_free_blocks > 0 for room in rooms),
             role=self.info.role,
             num_decoding=num_running,
-            free_tokens=max(_free_tokens(room) for room in rooms),
+            free_tokens=max([unit.free_tokens for unit in units]),
             kv_tokens=queued + sum(x.kv_tokens + x.host_tokens for x in self.loads) + in_flight,
             is_on_schedule=all(load.is_on_schedule for load in self.loads),
-            chunk_tokens=self.info.chunk_tokens * len(rooms),
+            chunk_tokens=chunk * len(rooms),
+            units=units,
         )
 
 

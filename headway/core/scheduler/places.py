@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from headway.blocks import BlockHash
 from headway.cluster import UnitId
 from headway.core.scheduler.events import SavedRequest
 from headway.cost.buckets import Buckets
 from headway.messages import Placed
+from headway.policies.dispatch.prefix_hits import NO_HIT, Hit
 from headway.request import Request, StreamKey
 from headway.service_class import ServiceClass
 
@@ -80,7 +82,15 @@ class Tracked:
     rule: str = ""  # that dispatched it
     charged: float = 0.0  # weighted tokens that its tenant was charged for it
     is_settled: bool = False  # charged as its worker has reported
-    beginnings: tuple[int, ...] | None = None  # of its prompt, once asked for
+    waypoint_names: Sequence[BlockHash] | None = None
+    """Names of its prompt's waypoints, once asked for."""
+    hit: Hit = NO_HIT
+    """What its unit was believed to hold of it when it was dispatched."""
+
+    @property
+    def num_owed_tokens(self) -> int:
+        """Tokens that its unit computes for it, as believed when it was dispatched."""
+        return max(0, self.num_tokens - self.hit.num_tokens)
 
     @property
     def at(self) -> UnitId | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import cast
 
+from headway.blocks import BlockHash
 from headway.cluster import UnitId
 from headway.core.scheduler.books import Books
 from headway.core.scheduler.events import Chosen, Considered, Decision, Learned
 from headway.core.scheduler.instance import Instance
-from headway.core.scheduler.places import Tracked
+from headway.core.scheduler.places import OnUnit, Tracked
 from headway.core.scheduler.prefixes import Prefixes
 from headway.core.scheduler.state import SchedulerState
 from headway.core.scheduler.unit_tenants import UnitTenants
@@ -18,11 +20,11 @@ from headway.core.scheduler.window import Yielding
 from headway.core.scheduler.windows import Group, TenantWindows, heads
 from headway.cost.costs import Constant, Source
 from headway.errors import Code
-from headway.messages import Dispatch, EndForward, Rejected, UnitBatch
+from headway.messages import Admission, Dispatch, EndForward, Rejected, Snapshot, UnitBatch
 from headway.policies import registry
 from headway.policies.dispatch import Dispatching, InstanceLoad, Turn
-from headway.policies.dispatch.protocol import SlidingMean
-from headway.policies.packing import Assigned, Packing, Room
+from headway.policies.dispatch.protocol import FindMatches, SlidingMean
+from headway.policies.packing import NO_HITS, Assigned, Hits, Packing, Room
 from headway.policies.readers import GammaReader, constants_of
 from headway.request import Request
 
@@ -80,6 +82,8 @@ class PrefillPool:
             state.costs.add_reader(model, policy)
         self._velocities = SlidingMean(32, 0.0)
         self._prefixes = Prefixes() if settings.prefix_hits else None
+        if self._prefixes is not None:
+            self._dispatching.matches = cast("FindMatches", self._prefixes.matches)
         self._tenants = UnitTenants(state, self.window)
         self.window.in_service = self._tenants.charged
         self._num_fruitless = 0
@@ -103,17 +107,38 @@ class PrefillPool:
         active = instance is not None and instance.takes_prefill
         if active and instance is not None and instance.info.model == self.model:
             self._active[worker_id] = instance.load
+            if self._prefixes is not None:
+                self._prefixes.join(instance.info)
             if not any(each is self._changed for each in instance.watchers):
                 instance.watchers.append(self._changed)
             self._dispatching.join(worker_id, instance.info.role)
         else:
             self._active.pop(worker_id, None)
             self._dispatching.leave(worker_id)
+            if self._prefixes is not None:
+                self._prefixes.rest(worker_id)
         self.window.counters.credit = _CREDIT * self._chunks()
         if instance is None:
             self._tenants.forget(worker_id)
         if instance is None and self._prefixes is not None:
             self._prefixes.forget(worker_id)
+
+    # --- prefixes ---------------------------------------------------------------------
+
+    def claimed(self, snapshot: Snapshot) -> None:
+        """Take the beginnings that a worker has cached by its snapshot."""
+        if self._prefixes is not None:
+            self._prefixes.claim(snapshot.info, snapshot.prefixes)
+
+    def admitted(self, entry: Tracked, said: Admission) -> None:
+        """Take what an admission found cached at the request's unit."""
+        if self._prefixes is not None and isinstance(entry.place, OnUnit):
+            self._prefixes.admitted(entry, entry.place.unit, said, entry.hit.num_tokens)
+
+    def used(self, entry: Tracked, unit: UnitId, names: Sequence[BlockHash] = ()) -> None:
+        """Note that a unit has the KV of a request, with waypoints behind its prompt by name."""
+        if self._prefixes is not None:
+            self._prefixes.note(entry, unit, names)
 
     # --- reports ----------------------------------------------------------------------
 
@@ -215,6 +240,7 @@ class PrefillPool:
             turns = self._dispatching.turns(
                 self._loads(), window.num_waiting, now=now, waiting=window.admitted
             )
+            window.hold(self._dispatching.held)
             for turn in turns:
                 tried = True
                 if self._use(turn, now):
@@ -224,7 +250,7 @@ class PrefillPool:
             else:
                 break
         if tried:
-            cycle_time = self._dispatching.interval or self._dispatching.mean_pass_time
+            cycle_time = self._dispatching.cycle_time
             self.window.end_cycle(cycle_time, now=now, rested=self._num_fruitless > _MOST_FRUITLESS)
             self._rest(cycle_time, used, now)
         if tried and self._num_fruitless <= _MOST_FRUITLESS:
@@ -290,19 +316,36 @@ class PrefillPool:
         self, groups: Sequence[Group], rooms: Sequence[Room], turn: Turn, chunk: int
     ) -> list[Assigned[Tracked]]:
         """Return who goes where: those of tenants that were served least, then as packing says."""
-        hits = self._prefixes.hits if self._prefixes is not None else None
+        hits = self._hits_on([room.unit for room in rooms])
+        own = {key: each.unit for key, each in turn.own.items()}
         assigned: list[Assigned[Tracked]] = []
         if turn.capped and turn.max_requests is None and self.window.are_several:
             everybody = [entry for group in groups for part in group for entry in part]
-            assigned = self._tenants.pack(everybody, rooms, chunk, self._packing)
+            assigned = self._tenants.pack(everybody, rooms, chunk, self._packing, own)
             taken = {each.request.key for each in assigned}
             groups = [
                 ([e for e in legacy if e.key not in taken], [e for e in new if e.key not in taken])
                 for legacy, new in groups
             ]
         for legacy, new in groups:
-            assigned += self._packing.pack(legacy, new, rooms, hits=hits, capped=turn.capped)
+            assigned += self._packing.pack(
+                legacy, new, rooms, hits=hits, capped=turn.capped, own=own
+            )
         return assigned
+
+    def _hits_on(self, units: Sequence[UnitId]) -> Hits[Tracked] | None:
+        """Return what tells the tokens that these units hold of a prompt; None if unknown."""
+        prefixes = self._prefixes
+        if prefixes is None:
+            return None
+
+        def hits(entry: Tracked) -> Mapping[UnitId, int]:
+            matches = prefixes.matches(entry)
+            if matches is None:
+                return NO_HITS
+            return {unit: matches.hit(unit).num_tokens for unit in units}
+
+        return hits
 
     def _send(
         self,
@@ -323,14 +366,15 @@ class PrefillPool:
             if entries
         )
         dispatch = Dispatch(self._state.next_dispatch_id(), batches)
-        instance.sent(dispatch, now=now)
+        for a in assigned:
+            if self._prefixes is not None:
+                a.request.hit = self._prefixes.hit(a.request, a.unit)
+                self._prefixes.note(a.request, a.unit)
+        cached = {a.request.key: a.request.hit.num_tokens for a in assigned}
+        instance.sent(dispatch, now=now, cached=cached)
         self._state.tell_worker(worker_id, dispatch)
         for a in assigned:
-            entry = a.request
-            self._books.dispatch(entry, a.unit, rule)
-            if self._prefixes is not None:
-                capacity = instance.info.num_blocks * instance.info.block_size
-                self._prefixes.sent(entry, a.unit, capacity)
+            self._books.dispatch(a.request, a.unit, rule)
         return dispatch
 
     def _as_sent(self, entry: Tracked) -> Request:
@@ -356,6 +400,7 @@ class PrefillPool:
                 a.unit,
                 (a.capacity,),
                 now - a.request.since,
+                turn.own.get(a.request.key),
             )
             for a in assigned
         )

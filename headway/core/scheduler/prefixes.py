@@ -1,83 +1,331 @@
-"""Prompt beginnings that each DP unit has been sent: PBAA's ``hit(r, d)``, live.
+"""Beginnings of prompts that each DP unit holds, on the device and in host memory.
 
-This is the scheduler's estimate from its dispatches; a worker's own prefix cache decides what is
-computed. A wrong estimate costs some balance and no correctness.
+This is the leader's own index: noted at dispatch, refreshed when a request ends, and named by a
+worker's snapshot. The order of last use is the workers' own, so a unit holds the last of what fits
+into its KV. A wrong belief costs some balance, and never a token: a worker's own prefix cache
+decides what is computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from headway.blocks import salt_hash
-from headway.cluster import UnitId
+from headway.blocks import BlockHash, num_waypoints, waypoint, waypoint_names
+from headway.cluster import UnitId, WorkerInfo
 from headway.core.scheduler.places import Tracked
-from headway.request import Request
+from headway.messages import Admission, CachedPrefixes
+from headway.policies.dispatch.prefix_hits import NO_HIT, Hit
 
-GRANULE = 64
-"""Tokens by which beginnings are compared."""
-
-MAX_HOLDERS = 16
-"""Most units that may hold a beginning for it to count: shared system prompts tell nothing."""
-
-Beginning = int
-"""The name of the first n * GRANULE tokens of a prompt: a hash of them all, and of its salt."""
+MOST_FALSE_CLAIMS = 3
+"""Claims of a worker's snapshot that may fail before none is believed until it joins again."""
+_Group = tuple[int, int]
+"""A waypoint's number, and a bit for each unit that holds the prompt up to there and no further."""
 
 
-def beginnings(request: Request) -> tuple[Beginning, ...]:
-    """Return the prompt's beginnings, shortest first, without its last token (always computed)."""
-    tokens, salt = request.prompt_token_ids, salt_hash(request.cache_salt)
-    found: list[Beginning] = []
-    before = 0 if salt is None else int.from_bytes(salt)
-    for start in range(0, (len(tokens) - 1) // GRANULE * GRANULE, GRANULE):
-        part = tokens[start : start + GRANULE]
-        before = hash((before, part if isinstance(part, range) else tuple(part)))
-        found.append(before)
-    return tuple(found)
+class _Tier:
+    """The names that units hold in one kind of memory, each unit up to its own size."""
+
+    def __init__(self) -> None:
+        self.holders: dict[BlockHash, int] = {}
+        """A bit for each unit that holds a name."""
+        self._held: dict[int, dict[BlockHash, int]] = {}  # tokens by name, oldest use first
+        self._rooms: dict[int, int] = {}  # tokens that still fit
+
+    def join(self, bit: int, num_tokens: int) -> None:
+        """Add a unit that holds this many tokens at most."""
+        self._held[bit], self._rooms[bit] = {}, num_tokens
+
+    def leave(self, bit: int) -> None:
+        """Forget a unit with all that it holds."""
+        self.drop(bit, self._held.pop(bit, {}))
+        self._rooms.pop(bit, None)
+
+    def note(self, bit: int, names: Sequence[BlockHash]) -> None:
+        """Note that a unit uses a prompt now; a longer beginning is forgotten first."""
+        number = len(names)
+        for name in reversed(names):
+            self.hold(bit, name, number)
+            number -= 1
+        self._shrink(bit)
+
+    def hold(self, bit: int, name: BlockHash, number: int) -> None:
+        """Note the name of a waypoint, without making room."""
+        held = self._held[bit]
+        size = held.pop(name, None)
+        if size is None:
+            size = waypoint(number) - waypoint(number - 1)
+            self._rooms[bit] -= size
+            self.holders[name] = self.holders.get(name, 0) | 1 << bit
+        held[name] = size
+
+    def _shrink(self, bit: int) -> None:
+        missing, oldest = -self._rooms[bit], list[BlockHash]()
+        if missing <= 0:
+            return
+        for name, size in self._held[bit].items():
+            if missing <= 0:
+                break
+            oldest.append(name)
+            missing -= size
+        self.drop(bit, oldest)
+
+    def drop(self, bit: int, names: Iterable[BlockHash]) -> None:
+        """Forget names that a unit no longer holds."""
+        held, holders = self._held.get(bit, {}), self.holders
+        for name in names:
+            self._rooms[bit] += held.pop(name, 0)
+            left = holders.get(name, 0) & ~(1 << bit)
+            if left:
+                holders[name] = left
+            else:
+                holders.pop(name, None)
+
+    def groups(self, names: Sequence[BlockHash]) -> list[_Group]:
+        """Return who holds how much of a prompt, the longest beginnings first.
+
+        Bisected for each group of units: whoever holds a name holds those before it.
+        """
+        found: list[_Group] = []
+        holders, number, stop = self.holders, 0, len(names)
+        group = holders.get(names[0], 0) if names else 0
+        while group:
+            low, high = number, stop - 1  # the last waypoint that the whole group holds
+            while low < high:
+                middle = (low + high + 1) // 2
+                if holders.get(names[middle], 0) & group == group:
+                    low = middle
+                else:
+                    high = middle - 1
+            number = low + 1
+            further = holders.get(names[number], 0) & group if number < stop else 0
+            if group != further:
+                found.append((number, group & ~further))
+            group = further
+        found.reverse()
+        return found
+
+    def num_held(self, names: Sequence[BlockHash], bit: int) -> int:
+        """Return how many of a prompt's waypoints a unit holds."""
+        low, high, holders = 0, len(names), self.holders
+        while low < high:
+            middle = (low + high) // 2
+            if holders.get(names[middle], 0) >> bit & 1:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+@dataclass(slots=True)
+class Matches:
+    """The units that hold a beginning of one prompt, the longest first."""
+
+    _units: Sequence[UnitId | None]
+    _bits: Mapping[UnitId, int]
+    _active: int
+    _anywhere: int
+    _device: Sequence[_Group]
+    _host: Sequence[_Group]
+
+    def hit(self, unit: UnitId) -> Hit:
+        """Return what a unit holds of it."""
+        bit = self._bits.get(unit)
+        if bit is None:
+            return NO_HIT
+        on_device, anywhere = _held_by(bit, self._device), _held_by(bit, self._host)
+        return Hit(on_device, max(0, anywhere - on_device))
+
+    def holds(self, unit: UnitId) -> bool:
+        """Return whether a unit holds any of it."""
+        return unit in self._bits and bool(self._anywhere >> self._bits[unit] & 1)
+
+    def holders(self, most: int) -> list[UnitId]:
+        """Return up to so many units that hold a beginning."""
+        found: dict[UnitId, None] = {}
+        for _, group in (*self._device, *self._host):
+            for unit in self._members(group & self._active):
+                if len(found) >= most:
+                    return list(found)
+                found[unit] = None
+        return list(found)
+
+    def _members(self, group: int) -> Iterator[UnitId]:
+        while group:
+            lowest = group & -group
+            group ^= lowest
+            unit = self._units[lowest.bit_length() - 1]
+            assert unit is not None, "only units that are there are active"
+            yield unit
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a unit holds."""
+        groups = (*self._device, *self._host)
+        return max((waypoint(n) for n, group in groups if group & self._active), default=0)
+
+    @property
+    def shortest(self) -> int:
+        """The fewest tokens that a unit holds; 0 if one holds none."""
+        left, least = self._active, self.longest
+        for number, group in sorted((*self._device, *self._host), reverse=True):
+            if left & group:
+                left &= ~group
+                least = waypoint(number)
+        return 0 if left else least
+
+
+def _held_by(bit: int, groups: Sequence[_Group]) -> int:
+    return next((waypoint(number) for number, group in groups if group >> bit & 1), 0)
 
 
 class Prefixes:
-    """Beginnings held by one model's units, each unit up to the size of its KV."""
+    """The index of one model's units. Names have the salts in them (``headway.blocks``)."""
 
     def __init__(self) -> None:
-        self._held: dict[UnitId, dict[Beginning, None]] = {}  # least recently sent first
-        self._holders: dict[Beginning, dict[UnitId, None]] = {}
+        self._bits: dict[UnitId, int] = {}
+        self._units: list[UnitId | None] = []
+        self._active = 0
+        self._device, self._host = _Tier(), _Tier()
+        self._claimed: dict[str, set[BlockHash]] = {}
+        self._num_false: dict[str, int] = {}
+        self.num_bad_reports = 0
+        """Reported hits and names that cannot be, and were dropped."""
 
-    def hits(self, entry: Tracked) -> Mapping[UnitId, int]:
-        """Return the request's prompt tokens that each unit holds, for units that hold any."""
-        found: dict[UnitId, int] = {}
-        for number, beginning in enumerate(self._beginnings(entry), start=1):
-            holders = self._holders.get(beginning)
-            if holders is None:
-                break
-            if len(holders) <= MAX_HOLDERS:
-                found.update(dict.fromkeys(holders, number * GRANULE))
-        return found
+    @property
+    def num_names(self) -> int:
+        """Names that it knows."""
+        return len(self._device.holders) + len(self._host.holders)
 
-    def sent(self, entry: Tracked, unit: UnitId, capacity_tokens: int) -> None:
-        """Note that a unit, with a pool of ``capacity_tokens``, will compute the prompt."""
-        held = self._held.setdefault(unit, {})
-        for beginning in reversed(self._beginnings(entry)):  # a longer one is forgotten first
-            held.pop(beginning, None)
-            held[beginning] = None
-            self._holders.setdefault(beginning, {})[unit] = None
-        while len(held) > capacity_tokens // GRANULE:
-            self._forget(unit, next(iter(held)))
+    # --- units ------------------------------------------------------------------------
+
+    def join(self, info: WorkerInfo) -> None:
+        """Add a worker's units that take prompts; those it knows are active again."""
+        for number in range(info.num_units):
+            unit = UnitId(info.worker_id, number)
+            if unit not in self._bits:
+                self._add(unit, info)
+            self._active |= 1 << self._bits[unit]
+
+    def _add(self, unit: UnitId, info: WorkerInfo) -> None:
+        if None in self._units:
+            bit = self._units.index(None)
+            self._units[bit] = unit
+        else:
+            bit = len(self._units)
+            self._units.append(unit)
+        self._bits[unit] = bit
+        self._device.join(bit, info.num_blocks * info.block_size)
+        self._host.join(bit, info.num_host_blocks * info.block_size)
+
+    def rest(self, worker_id: str) -> None:
+        """Leave out a worker that takes no prompts for now; what it holds is kept."""
+        for unit, bit in self._bits.items():
+            if unit.worker_id == worker_id:
+                self._active &= ~(1 << bit)
 
     def forget(self, worker_id: str) -> None:
-        """Forget a worker that is gone, and its cache."""
-        for unit in [unit for unit in self._held if unit.worker_id == worker_id]:
-            for beginning in list(self._held[unit]):
-                self._forget(unit, beginning)
-            del self._held[unit]
+        """Forget a worker that is gone, and its caches."""
+        self.rest(worker_id)
+        for unit in [unit for unit in self._bits if unit.worker_id == worker_id]:
+            bit = self._bits.pop(unit)
+            self._device.leave(bit)
+            self._host.leave(bit)
+            self._units[bit] = None
+        self._claimed.pop(worker_id, None)
+        self._num_false.pop(worker_id, None)
 
-    def _beginnings(self, entry: Tracked) -> tuple[Beginning, ...]:
-        if entry.beginnings is None:
-            entry.beginnings = () if entry.request is None else beginnings(entry.request)
-        return entry.beginnings
+    # --- what is asked ----------------------------------------------------------------
 
-    def _forget(self, unit: UnitId, beginning: Beginning) -> None:
-        del self._held[unit][beginning]
-        holders = self._holders[beginning]
-        del holders[unit]
-        if not holders:
-            del self._holders[beginning]
+    def matches(self, entry: Tracked) -> Matches | None:
+        """Return who holds beginnings of its prompt; None if nobody does."""
+        names = _names(entry)
+        first = names[0] if names else None
+        anywhere = self._device.holders.get(first, 0) | self._host.holders.get(first, 0)
+        if not anywhere & self._active:
+            return None
+        device, host = self._device.groups(names), self._host.groups(names)
+        return Matches(self._units, self._bits, self._active, anywhere, device, host)
+
+    def hit(self, entry: Tracked, unit: UnitId) -> Hit:
+        """Return what a unit holds of its prompt."""
+        bit, names = self._bits.get(unit), _names(entry)
+        if bit is None or not names:
+            return NO_HIT
+        on_device = waypoint(self._device.num_held(names, bit))
+        in_host = waypoint(self._host.num_held(names, bit))
+        return Hit(on_device, max(0, in_host - on_device))
+
+    # --- what is learned --------------------------------------------------------------
+
+    def note(self, entry: Tracked, unit: UnitId, behind: Sequence[BlockHash] = ()) -> None:
+        """Note that a unit uses a prompt now; ``behind``: waypoints of its output by name."""
+        bit = self._bits.get(unit)
+        if bit is None:
+            return
+        names = _names(entry)
+        if behind and entry.request is not None:
+            whole = num_waypoints(len(entry.request.prompt_token_ids) - 1)
+            names = (*names[:whole], *behind)
+        self._device.note(bit, names)
+        self._host.note(bit, names)
+
+    def admitted(self, entry: Tracked, unit: UnitId, said: Admission, expected: int) -> None:
+        """Compare the tokens that an admission found with those ``expected`` at its dispatch.
+
+        A worker's own claims that fail are counted, and none is believed after the third.
+        """
+        worker_id, num_cached = unit.worker_id, said.num_cached_tokens
+        if num_cached > entry.num_tokens or said.num_host_tokens > num_cached:
+            self.num_bad_reports += 1
+            return
+        claimed = self._claimed.get(worker_id)
+        if not claimed or num_cached >= expected:
+            return
+        missing = _names(entry)[num_waypoints(num_cached) : num_waypoints(expected)]
+        if not claimed.isdisjoint(missing):
+            self._num_false[worker_id] = self._num_false.get(worker_id, 0) + 1
+            claimed.difference_update(missing)
+        if self._num_false.get(worker_id, 0) >= MOST_FALSE_CLAIMS:
+            self._drop_claims(worker_id)
+
+    def claim(self, info: WorkerInfo, prefixes: Iterable[CachedPrefixes]) -> None:
+        """Take the beginnings that a worker's snapshot names."""
+        if self._num_false.get(info.worker_id, 0) >= MOST_FALSE_CLAIMS:
+            return
+        claimed = self._claimed.setdefault(info.worker_id, set())
+        for each in prefixes:
+            bit = self._bits.get(UnitId(info.worker_id, each.unit))
+            if bit is None:
+                continue  # it takes no prompts
+            tier = self._host if each.in_host else self._device
+            num_blocks = info.num_host_blocks if each.in_host else info.num_blocks
+            longest = num_waypoints(min(info.max_model_len, num_blocks * info.block_size))
+            for name, number in zip(each.names, each.numbers, strict=True):
+                if not 1 <= number <= longest:
+                    self.num_bad_reports += 1
+                    continue
+                if not tier.holders.get(name, 0) >> bit & 1:
+                    claimed.add(name)
+                tier.hold(bit, name, number)
+            tier.note(bit, ())
+
+    def _drop_claims(self, worker_id: str) -> None:
+        names = self._claimed.pop(worker_id)
+        for unit, bit in self._bits.items():
+            if unit.worker_id == worker_id:
+                self._device.drop(bit, names)
+                self._host.drop(bit, names)
+
+
+def _names(entry: Tracked) -> Sequence[BlockHash]:
+    """Return the names of its prompt's waypoints, made once."""
+    if entry.waypoint_names is None:
+        request = entry.request
+        if request is None:
+            return ()
+        tokens = request.prompt_token_ids
+        if request.output_token_ids and isinstance(tokens, tuple):  # others are simulated
+            tokens = (*tokens, *request.output_token_ids)
+        entry.waypoint_names = waypoint_names(tokens, request.cache_salt)
+    return entry.waypoint_names

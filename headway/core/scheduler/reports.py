@@ -130,7 +130,11 @@ class WorkerReports:
     # --- passes -----------------------------------------------------------------------
 
     def end_forward(self, instance: Instance, report: EndForward, *, now: float) -> None:
-        """Take the ended and prefilled requests and the loads of a pass."""
+        """Take the admitted, ended and prefilled requests and the loads of a pass."""
+        for said in report.admitted:
+            admitted = self._state.tracked.get(said.key)
+            if admitted is not None and admitted.worker_id == instance.info.worker_id:
+                self._pools[admitted.model].admitted(admitted, said)
         for finished in report.finished:
             self._finished(instance, finished, now)
         for held in report.prefilled:
@@ -158,6 +162,9 @@ class WorkerReports:
             self._pools[instance.info.model].window.charges,
             finished.num_output_tokens,
         )
+        if entry is not None:
+            unit = UnitId(worker_id, finished.unit)
+            self._pools[entry.model].used(entry, unit, finished.names)
         if entry is None:
             charges.reported(key, num_output)
         elif entry.worker_id == worker_id or not (was_cancelled or has_failed):
@@ -363,7 +370,8 @@ class WorkerReports:
             if moving is None:
                 continue
             if moving.is_arriving_at(instance.info.worker_id):
-                instance.hold(key)
+                assert moving.target is not None, "it arrives"
+                instance.hold(key, moving.target.unit)
             elif isinstance(moving.place, Moving):
                 moving.distrusted.add(instance.info.worker_id)
                 self._cancel_handoff(moving, instance.info.worker_id)

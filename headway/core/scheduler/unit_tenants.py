@@ -59,17 +59,22 @@ class UnitTenants:
         """
         counter = self._counters.of(tenant)
         return chunk_tokens - sum(
-            entry.num_tokens
+            entry.num_owed_tokens
             for entry in self._queued(unit).values()
             if entry.tenant == tenant or self._counters.of(entry.tenant) <= counter
         )
 
     def pack(
-        self, entries: Iterable[Tracked], rooms: Sequence[Room], chunk: int, packing: Packing
+        self,
+        entries: Iterable[Tracked],
+        rooms: Sequence[Room],
+        chunk: int,
+        packing: Packing,
+        own: Mapping[StreamKey, UnitId],
     ) -> list[Assigned[Tracked]]:
         """Assign requests, in turn, that have more room than C_avail on a unit.
 
-        What yields by its class waits for C_avail.
+        What yields by its class waits for C_avail. ``own``: as packing takes it.
         """
         by_tenant: dict[str, list[Tracked]] = {}
         for entry in entries:
@@ -82,7 +87,7 @@ class UnitTenants:
                 if not those or owed <= 0:
                     continue
                 room.capacity += owed
-                found = packing.pack((), within(those, room.capacity), [room])
+                found = packing.pack((), within(those, room.capacity), [room], own=own)
                 room.capacity -= owed
                 assigned += found
                 taken = {each.request.key for each in found}

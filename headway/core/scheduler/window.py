@@ -48,6 +48,8 @@ class DispatchWindow:
         self._credit = 0.0
         self.cycle = 0
         self._cycle_at = -inf
+        self.held: Collection[StreamKey] = ()
+        """Requests that wait for one unit by choice: flow control does not count their cycles."""
 
     # --- reading ----------------------------------------------------------------------
 
@@ -73,8 +75,8 @@ class DispatchWindow:
 
     @property
     def longest_wait(self) -> int:
-        """Cycles for which the longest waiting request has been left over."""
-        first = next(iter(self._admitted.values()), None)
+        """Cycles for which the longest waiting request has been left over, but for those held."""
+        first = next((e for key, e in self._admitted.items() if key not in self.held), None)
         return self.cycle - first.cycle if first is not None else 0
 
     @property

@@ -66,6 +66,11 @@ class TenantWindows:
         self.in_service: Callable[[], Mapping[str, float]] = dict
         """Returns what tenants were charged for prompts that are not computed yet, by tenant."""
 
+    def hold(self, keys: Collection[StreamKey]) -> None:
+        """Note which requests wait for one unit by choice, in place of those before."""
+        for window in self._windows.values():
+            window.held = keys
+
     # --- reading ----------------------------------------------------------------------
 
     @property

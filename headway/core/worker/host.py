@@ -95,8 +95,11 @@ class HostMemory:
 
     # --- prefixes -----------------------------------------------------------------------
 
-    def save(self, names: Sequence[BlockHash], blocks: Sequence[int]) -> Swap:
-        """Plan a copy of the cached ``blocks``; there is room."""
+    def save(self, names: Sequence[tuple[BlockHash, int]], blocks: Sequence[int]) -> Swap:
+        """Plan a copy of the cached ``blocks``; there is room.
+
+        ``names``: theirs, and their numbers in their chains.
+        """
         host_blocks = tuple(self._take() for _ in blocks)
         self.prefixes.begin_save(names, host_blocks)
         return Swap(SAVED, tuple(blocks), len(blocks) * self._block_size, host_blocks)

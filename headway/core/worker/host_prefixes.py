@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 from headway.blocks import BlockHash
 from headway.request import StreamKey
+
+
+class Place(NamedTuple):
+    """A host block, and the place in its chain, from 0, of the KV in it."""
+
+    block: int
+    number: int
 
 
 class HostPrefixes:
@@ -18,10 +27,10 @@ class HostPrefixes:
 
     def __init__(self, most_unsaved: int) -> None:
         self._most_unsaved = most_unsaved
-        self._blocks: dict[BlockHash, int] = {}
+        self._places: dict[BlockHash, Place] = {}
         self._idle: OrderedDict[BlockHash, None] = OrderedDict()
-        self._unsaved: OrderedDict[BlockHash, None] = OrderedDict()
-        self._saving: dict[int, BlockHash] = {}
+        self._unsaved: OrderedDict[BlockHash, int] = OrderedDict()  # by number in their chains
+        self._saving: dict[int, tuple[BlockHash, int] | None] = {}
         self._reads: dict[StreamKey, Sequence[tuple[BlockHash, int]]] = {}
         self._num_readers: Counter[int] = Counter()
 
@@ -36,29 +45,30 @@ class HostPrefixes:
         return len(self._num_readers) + len(self._saving)
 
     def __contains__(self, name: BlockHash) -> bool:
-        return name in self._blocks
+        return name in self._places
 
     def count(self, names: Sequence[BlockHash]) -> int:
         """Count the leading names whose KV is here."""
-        return next((n for n, name in enumerate(names) if name not in self._blocks), len(names))
+        return next((n for n, name in enumerate(names) if name not in self._places), len(names))
 
     def take(self) -> int:
         """Forget the least recently used idle name; return its block."""
         name, _ = self._idle.popitem(last=False)
-        return self._blocks.pop(name)
+        return self._places.pop(name).block
 
-    def use(self, names: Sequence[BlockHash]) -> None:
-        """Note a use of a chain on the device; what is not here is to be saved.
+    def use(self, names: Sequence[BlockHash], first: int = 0) -> None:
+        """Note a use of a chain on the device, from its block ``first`` on.
 
-        The end of the chain becomes older than its beginning.
+        What is not here is to be saved. The end of the chain becomes older than its beginning.
         """
-        idle, blocks, missing = self._idle, self._blocks, list[BlockHash]()
-        for name in reversed(names):
+        idle, places, missing = self._idle, self._places, list[tuple[BlockHash, int]]()
+        for number in range(len(names) - 1, -1, -1):
+            name = names[number]
             if name in idle:
                 idle.move_to_end(name)
-            elif name not in blocks:
-                missing.append(name)
-        self._unsaved.update(dict.fromkeys(reversed(missing)))
+            elif name not in places:
+                missing.append((name, first + number))
+        self._unsaved.update(reversed(missing))
         while len(self._unsaved) > self._most_unsaved:
             self._unsaved.popitem(last=False)
 
@@ -69,26 +79,39 @@ class HostPrefixes:
             if name in self._idle:
                 self._idle.move_to_end(name, last=False)
 
+    def cached(self) -> Iterator[tuple[BlockHash, int]]:
+        """Yield the names that are here, and how many blocks their chains have up to them.
+
+        Least recently used first; those in use come last.
+        """
+        in_use = (name for name in self._places if name not in self._idle)
+        for name in chain(self._idle, in_use):
+            yield name, self._places[name].number + 1
+
     def is_read_by(self, key: StreamKey) -> bool:
         """Return whether a request's pass, planned or in flight, reads from here."""
         return key in self._reads
 
     # --- copies from the device ---------------------------------------------------------
 
-    def next_unsaved(self) -> BlockHash | None:
-        """Return the name that has waited longest to be saved, and wait for it no more."""
-        return self._unsaved.popitem(last=False)[0] if self._unsaved else None
+    def next_unsaved(self) -> tuple[BlockHash, int] | None:
+        """Return what has waited longest to be saved, and wait for it no more.
 
-    def begin_save(self, names: Iterable[BlockHash], blocks: Iterable[int]) -> None:
+        It is a name, and the number of its block in its chain.
+        """
+        return self._unsaved.popitem(last=False) if self._unsaved else None
+
+    def begin_save(self, names: Iterable[tuple[BlockHash, int]], blocks: Iterable[int]) -> None:
         """Note that a pass writes these blocks."""
         self._saving.update(zip(blocks, names, strict=True))
 
     def end_save(self, block: int, *, ok: bool) -> bool:
         """Note that a pass has written a block; return whether it holds KV from now on."""
-        name = self._saving.pop(block)
-        if not ok or name is None or name in self._blocks:
+        saved = self._saving.pop(block)
+        if not ok or saved is None or saved[0] in self._places:
             return False
-        self._blocks[name] = block
+        name, number = saved
+        self._places[name] = Place(block, number)
         self._idle[name] = None
         return True
 
@@ -96,7 +119,7 @@ class HostPrefixes:
 
     def begin_read(self, key: StreamKey, names: Sequence[BlockHash]) -> tuple[int, ...]:
         """Note that a request's next pass reads these names; return their blocks."""
-        blocks = tuple(self._blocks[name] for name in names)
+        blocks = tuple(self._places[name].block for name in names)
         self._reads[key] = tuple(zip(names, blocks, strict=True))
         self._num_readers.update(blocks)
         for name in names:
@@ -110,13 +133,15 @@ class HostPrefixes:
         """
         unused: list[int] = []
         for name, block in reversed(self._reads.pop(key, ())):
-            if not ok and self._blocks.get(name) == block:
-                del self._blocks[name]
+            place = self._places.get(name)
+            is_here = place is not None and place.block == block
+            if is_here and not ok:
+                del self._places[name]
             self._num_readers[block] -= 1
             if self._num_readers[block]:
                 continue
             del self._num_readers[block]
-            if self._blocks.get(name) == block:
+            if is_here and ok:
                 self._idle[name] = None
             else:
                 unused.append(block)
@@ -125,15 +150,15 @@ class HostPrefixes:
     def forget(self, names: Iterable[BlockHash]) -> list[int]:
         """Forget names whose KV may be wrong; return blocks that hold nothing any more."""
         gone = set(names)
-        for block, name in self._saving.items():
-            if name in gone:
+        for block, saved in self._saving.items():
+            if saved is not None and saved[0] in gone:
                 self._saving[block] = None
         unused: list[int] = []
-        for name in gone & self._blocks.keys():
-            block = self._blocks.pop(name)
+        for name in gone & self._places.keys():
+            place = self._places.pop(name)
             if name in self._idle:
                 del self._idle[name]
-                unused.append(block)
+                unused.append(place.block)
         for name in gone & self._unsaved.keys():
             del self._unsaved[name]
         return sorted(unused)

@@ -39,6 +39,7 @@ from headway.engine import Drawn, EngineStepped
 from headway.forward_pass import PassResult, Sampled
 from headway.messages import (
     Accepted,
+    Admission,
     CancelStream,
     Dispatch,
     Drain,
@@ -299,6 +300,7 @@ class PlanningEngineCore:
         sequence.num_cached_tokens = max(num_cached, sequence.num_cached_tokens)
         self.prefix_counts.num_asked_tokens += num_tokens
         self.prefix_counts.num_hit_tokens += num_cached
+        self._unit.admitted.append(Admission(sequence.key, num_cached))
         self._unit.move(sequence, Event.ADMITTED)
         sequence.computed(num_tokens)
         return Work(num_tokens - num_cached, (num_tokens - num_cached) * num_cached, 0, 0)

@@ -29,6 +29,8 @@ DOUBTFUL = 10.0
 """Seconds in which the last tokens of a request have surely reached its gateway, or its stream is
 known to be broken."""
 _MOST_ENDED = 1024
+_MOST_NAMES = 32_768
+"""Names of cached beginnings in a snapshot: half a megabyte."""
 _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -94,8 +96,11 @@ class Reports:
             ),
             work=self.work.take(),
             costs=state.costs.take_news(),
+            admitted=tuple([each for unit in state.units for each in unit.admitted]),
         )
         news.clear()
+        for unit in state.units:
+            unit.admitted.clear()
         return report
 
     def doubt(self, gateway_id: str, *, now: float) -> None:
@@ -144,7 +149,9 @@ class Reports:
                 sequence.is_told = True
         held = tuple([s.held() for s in sequences])
         state.costs.take_news()  # the snapshot reports it
-        return Snapshot(state.info, state.loads, held, self.draining, state.costs.report)
+        most = _MOST_NAMES // len(state.units)
+        prefixes = tuple([tier for unit in state.units for tier in unit.prefixes(most)])
+        return Snapshot(state.info, state.loads, held, self.draining, state.costs.report, prefixes)
 
 
 def _with_phases(unit: WorkerUnit, now: float, fresh_tokens: int) -> UnitLoad:

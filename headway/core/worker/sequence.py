@@ -6,7 +6,7 @@ from collections import abc
 from dataclasses import dataclass, field
 from math import inf
 
-from headway.blocks import BlockHash
+from headway.blocks import BlockHash, PrefixNamer
 from headway.core.worker.lifecycle import Life, Stage
 from headway.messages import Handoff, HeldRequest
 from headway.request import FinishReason, Phase, Request, StreamKey
@@ -21,6 +21,8 @@ class Kv:
     num_computed: int = 0
     hashes: list[BlockHash] = field(default_factory=list)
     """Names of its full blocks, if prefixes are cached."""
+    namer: PrefixNamer | None = None
+    """Names further blocks, behind those of ``hashes``; None where the simulator named all."""
     num_named: int = 0
     """Blocks whose names are in the pool."""
     num_hit_tokens: int = 0

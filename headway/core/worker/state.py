@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from headway.blocks import BlockHash
 from headway.cluster import UnitLoad, WorkerInfo
 from headway.core.worker.costs import CostMeter
 from headway.core.worker.events import SendTokens
@@ -255,7 +256,11 @@ class WorkerState:
         assert sequence.ended is not None, "it ends before it is forgotten"
         self.units[sequence.unit].remove(sequence)
         request, num_output_tokens = sequence.request, len(sequence.output)
-        self._report(request, sequence.unit, num_output_tokens, sequence.ended, sequence.served)
+        is_sound = sequence.ended is not FinishReason.ERROR
+        names = self.units[sequence.unit].waypoint_names(sequence) if is_sound else ()
+        self._report(
+            request, sequence.unit, num_output_tokens, sequence.ended, sequence.served, names
+        )
 
     def fail(self, sequence: Sequence, message: str, code: Code = Code.INTERNAL) -> None:
         """End a request at fault in a failed pass, and send its client the reason."""
@@ -271,8 +276,11 @@ class WorkerState:
         num_output_tokens: int,
         reason: FinishReason,
         served: float,
+        names: tuple[BlockHash, ...] = (),
     ) -> None:
         num_prompt_tokens = len(request.prompt_token_ids)
         self.news.finished.append(
-            FinishedRequest(request.key, unit, num_prompt_tokens, num_output_tokens, reason, served)
+            FinishedRequest(
+                request.key, unit, num_prompt_tokens, num_output_tokens, reason, served, names
+            )
         )

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections import Counter, abc
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from headway.blocks import BlockHash, BlockPool, block_hash, chain_hashes, salt_hash
+from headway.blocks import (
+    BlockHash,
+    BlockPool,
+    PrefixNamer,
+    block_names,
+    num_waypoints,
+    waypoint,
+)
 from headway.cluster import Role, UnitLoad, WorkerInfo
 from headway.core.worker.batch import BatchSums
 from headway.core.worker.host import HostMemory
@@ -16,6 +23,7 @@ from headway.core.worker.rates import MemoryRates
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.settings import WorkerSettings
 from headway.forward_pass import ForwardPass, Swap
+from headway.messages import Admission, CachedPrefixes
 from headway.request import Request, StreamKey
 
 HashesOf = Callable[[Request], abc.Sequence[BlockHash]]
@@ -42,7 +50,8 @@ class WorkerUnit:
     ``changed``: requests that joined, left, or changed in a way that the batching policy reads,
     since the last plan. Tokens computed by a pass are not listed. ``batch``: the requests that are
     on a clock (``clock.py``), None for none; the others are ``apart``. ``released``: requests
-    removed since the last pass. ``decodes_first``: true on a convertible decoder, where decoding
+    removed since the last pass. ``admitted``: for the first time, since the last report.
+    ``decodes_first``: true on a convertible decoder, where decoding
     requests have their places before prompts, whatever the policy (TokenScale).
     """
 
@@ -74,6 +83,7 @@ class WorkerUnit:
         self.batch: BatchSums | None = None
         self.changed: dict[StreamKey, None] = {}
         self.released: list[StreamKey] = []
+        self.admitted: list[Admission] = []
         self.tenants: Counter[str] = Counter()
         """Requests by tenant."""
         self.prompts: dict[StreamKey, Sequence] = {}
@@ -93,8 +103,8 @@ class WorkerUnit:
             kv.hashes = list(self._hashes_of(request))
         elif self._settings.prefix_caching:
             token_ids = (*request.prompt_token_ids, *request.output_token_ids)
-            salt = salt_hash(request.cache_salt)
-            kv.hashes = chain_hashes(token_ids, self.pool.block_size, salt)
+            kv.namer = PrefixNamer(request.cache_salt)
+            kv.hashes = block_names(token_ids, self.pool.block_size, kv.namer)
         if sequence.stage is Stage.WAITING and kv.hashes:
             names = self.adoptable(sequence)
             num_blocks = self.pool.count_cached(names)
@@ -158,9 +168,9 @@ class WorkerUnit:
         self._note_hit(sequence, kv.num_named * size, len(in_host) * size)
         return in_host
 
-    def _note_use(self, names: abc.Sequence[BlockHash]) -> None:
+    def _note_use(self, names: abc.Sequence[BlockHash], first: int = 0) -> None:
         if self._has_second_tier:
-            self.host.prefixes.use(names)
+            self.host.prefixes.use(names, first)
 
     def _note_hit(self, sequence: Sequence, num_device_tokens: int, num_host_tokens: int) -> None:
         """Note an admission's cached tokens, by the tier that has them."""
@@ -170,6 +180,7 @@ class WorkerUnit:
             sequence.num_cached_tokens = num_hit_tokens
         if not sequence.num_preemptions:
             kv.num_hit_tokens = num_hit_tokens
+            self.admitted.append(Admission(sequence.key, num_hit_tokens, num_host_tokens))
             self.prefix_counts.num_asked_tokens += sequence.num_tokens
             self.prefix_counts.num_hit_tokens += num_hit_tokens
             self.prefix_counts.num_host_hit_tokens += num_host_tokens
@@ -212,13 +223,11 @@ class WorkerUnit:
         if num_full <= kv.num_named:
             return
         hashes = kv.hashes
-        if self._settings.prefix_caching:
-            salt = None if hashes else salt_hash(sequence.request.cache_salt)
-            for n in range(len(hashes), num_full):
-                tokens = sequence.tokens(n * size, (n + 1) * size)
-                hashes.append(block_hash(hashes[-1] if hashes else salt, tokens))
+        if kv.namer is not None and len(hashes) < num_full:
+            tokens = sequence.tokens(len(hashes) * size, num_full * size)
+            hashes += block_names(tokens, size, kv.namer)
         self.pool.cache(kv.blocks, hashes, kv.num_named, num_full)
-        self._note_use(hashes[kv.num_named : num_full])
+        self._note_use(hashes[kv.num_named : num_full], kv.num_named)
         kv.num_named = num_full
         self._note_making(sequence)
 
@@ -236,11 +245,11 @@ class WorkerUnit:
         """
         most = max(1, self.rates.num_savable_tokens // self.pool.block_size)
         most = min(most, self.host.num_free)
-        prefixes, names, blocks = self.host.prefixes, list[BlockHash](), list[int]()
-        while len(names) < most and (name := prefixes.next_unsaved()) is not None:
-            block = self.pool.find(name)
-            if block is not None and name not in prefixes:
-                names.append(name)
+        prefixes, names, blocks = self.host.prefixes, list[tuple[BlockHash, int]](), list[int]()
+        while len(names) < most and (unsaved := prefixes.next_unsaved()) is not None:
+            block = self.pool.find(unsaved[0])
+            if block is not None and unsaved[0] not in prefixes:
+                names.append(unsaved)
                 blocks.append(block)
         if names:
             self.pool.hold(blocks)
@@ -324,6 +333,34 @@ class WorkerUnit:
         self.tenants[tenant] -= 1
         if not self.tenants[tenant]:
             del self.tenants[tenant]
+
+    # --- cached prefixes --------------------------------------------------------------
+
+    def waypoint_names(self, sequence: Sequence) -> tuple[BlockHash, ...]:
+        """Return the names of the waypoints behind its prompt whose KV is cached."""
+        kv, size = sequence.kv, self.pool.block_size
+        first = num_waypoints(sequence.num_prompt_tokens - 1) + 1
+        num_named = min(kv.num_named, len(kv.hashes))
+        ends = map(waypoint, range(first, num_waypoints(num_named * size) + 1))
+        return tuple([kv.hashes[end // size - 1] for end in ends if not end % size])
+
+    def prefixes(self, most: int) -> abc.Sequence[CachedPrefixes]:
+        """Return the beginnings that each tier has cached, the ``most`` most recently used ones."""
+        size, prefixes = self.pool.block_size, self.host.prefixes
+        if not self._has_second_tier:
+            return [self._beginnings(self.pool.cached(), most)]
+        in_host = ((name, num_blocks * size) for name, num_blocks in prefixes.cached())
+        return [
+            self._beginnings(self.pool.cached(), most // 2),
+            replace(self._beginnings(in_host, most // 2), in_host=True),
+        ]
+
+    def _beginnings(self, cached: Iterable[tuple[BlockHash, int]], most: int) -> CachedPrefixes:
+        """Return those that end at waypoints, of names with their ends in tokens."""
+        found = ((name, num_waypoints(end), end) for name, end in cached)
+        named = [(name, number) for name, number, end in found if waypoint(number) == end]
+        kept = named[max(0, len(named) - most) :]
+        return CachedPrefixes(self.unit, tuple(n for n, _ in kept), tuple(n for _, n in kept))
 
     # --- load -------------------------------------------------------------------------
 

@@ -4,18 +4,38 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, inf, isfinite
+from types import MappingProxyType
 from typing import ClassVar, NamedTuple, Protocol
 
-from headway.cluster import Role
+from headway.cluster import Role, UnitId
 from headway.cost.pass_time import MOST_SECONDS
+from headway.policies.dispatch.prefix_hits import Matches
 from headway.policies.packing.protocol import Packable
 from headway.request import StreamKey
 
 _MOST_TIMES = 100.0
 """A pass counts as at most so many times T̄: a worker that stood still holds up nobody else."""
+
+
+FindMatches = Callable[["Waiting"], Matches | None]
+"""Returns who holds beginnings of a request's prompt; None if nobody does."""
+
+
+class UnitDebt(NamedTuple):
+    """A DP unit that takes prompts, as a dispatch policy sees it; tokens and requests."""
+
+    unit: UnitId
+    num_tokens: int
+    """Prompt tokens that it owes: U_flight + R_queued, without cached ones."""
+    num_requests: int
+    """Requests that it was sent and has not let go of."""
+    capacity: int
+    """C_avail."""
+    free_tokens: int
+    """The longest prompt that it has blocks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +66,13 @@ class InstanceLoad:
     """True if no reader of its answers waits (PASCAL's t_i)."""
     chunk_tokens: int = 0
     """C_chunk over its units."""
+    units: Sequence[UnitDebt] = ()
+    """Its units, in order."""
+
+    @property
+    def num_units(self) -> int:
+        """Number of its units; 1 where they are not told."""
+        return max(1, len(self.units))
 
 
 class Waiting(Packable, Protocol):
@@ -56,11 +83,32 @@ class Waiting(Packable, Protocol):
         """True if the gateway labelled it as beyond the mean."""
 
 
+class OwnUnit(NamedTuple):
+    """The unit that a request goes to for what that unit holds of it, and why.
+
+    ``num_hit_tokens`` and ``num_owed_tokens``: cached there, and owed before it. ``cost`` in
+    seconds, and that of the ``runner_up``: inf for none. ``wait``: seconds until the unit's turn,
+    as expected when the request first could not go there; 0 if it went at once.
+    """
+
+    unit: UnitId
+    num_hit_tokens: int = 0
+    num_owed_tokens: int = 0
+    cost: float = 0.0
+    runner_up: UnitId | None = None
+    runner_up_cost: float = inf
+    wait: float = 0.0
+
+
+NOBODY: Mapping[StreamKey, OwnUnit] = MappingProxyType({})
+
+
 class Turn(NamedTuple):
     """An instance that may be given requests now, and the rule that says so.
 
     ``max_requests``: at most so many, oldest first; None: what fits. ``capped``: whether a unit
     takes a request only while its C_avail is above 0. ``keys``: these requests only; None: any.
+    ``own``: those of them that go to one unit of it and no other.
     """
 
     worker_id: str
@@ -68,6 +116,7 @@ class Turn(NamedTuple):
     max_requests: int | None = None
     capped: bool = True
     keys: Sequence[StreamKey] | None = None
+    own: Mapping[StreamKey, OwnUnit] = NOBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +185,9 @@ class Dispatching(ABC):
     holds_back: ClassVar[bool] = True
     """True if requests wait in the window while no instance is ready for them."""
 
+    reads_prefixes: ClassVar[bool] = False
+    """True if it asks ``matches`` who holds beginnings of a prompt."""
+
     reads_phases: bool = False
     """True if it reads ``is_on_schedule``, which workers have to report."""
 
@@ -145,11 +197,20 @@ class Dispatching(ABC):
             window, default_pass_time, most=MOST_SECONDS, most_times=_MOST_TIMES
         )
         self._latencies = SlidingMean(window, 0.0, most=MOST_SECONDS)
+        self.matches: FindMatches = lambda entry: None
+        """Set by its caller, if the policy reads prefixes and they are known."""
+        self.held: Collection[StreamKey] = ()
+        """Requests that wait for one unit, as of the last turns: they hold up nobody."""
 
     @property
     def interval(self) -> float:
         """Seconds between dispatches; 0 where there is no such thing."""
         return 0.0
+
+    @property
+    def cycle_time(self) -> float:
+        """Seconds of a dispatch cycle, by which flow control counts how long requests wait."""
+        return self.interval or self.mean_pass_time
 
     @property
     def mean_pass_time(self) -> float:

@@ -22,8 +22,8 @@ from headway.policies.dispatch.protocol import Dispatching, Expiry, InstanceLoad
 from headway.policies.readers import CostReader, chosen
 from headway.request import StreamKey
 
-TOP_UP, CONVERTIBLE = "top-up", "convertible"
-_BESIDE = (TOP_UP, CONVERTIBLE)
+TOP_UP, CONVERTIBLE, LONE = "top-up", "convertible", "lone-unit"
+_BESIDE = (TOP_UP, CONVERTIBLE, LONE)
 """Rules of turns that the interval does not wait for."""
 _FIRST_PASS = 0.05
 """T̄ while nothing is known, seconds."""
@@ -73,9 +73,12 @@ class StaggeredBatch(Dispatching, CostReader):
         self._watchdog_floor = params.watchdog_floor
         self._instances: dict[str, _Instance] = {}
         self._num_active = self._num_convertible = 0
+        self._all_convert = False
         self._watchdogs: list[tuple[float, str]] = []  # those that were disarmed since included
         self._cycle_at = -inf
         self._num_turns = 0
+        self._next_tokens = 1
+        self._are_lone = False
 
     # --- T̄ before the first report, and V_P ---------------------------------------------
 
@@ -103,11 +106,16 @@ class StaggeredBatch(Dispatching, CostReader):
 
         Convertible decoders are not active, unless there is no other instance.
         """
-        return self._cycle_time / self._num_active if self._num_active else inf
+        return self._turn_round / self._num_active if self._num_active else inf
 
     @property
-    def _cycle_time(self) -> float:
+    def _turn_round(self) -> float:
         return self._pass_times.value + self._latencies.value
+
+    @property
+    def cycle_time(self) -> float:
+        """The interval; T̄ + L_net where instances take requests whenever they have room."""
+        return self._turn_round if self._are_lone else self.interval
 
     def join(self, worker_id: str, role: Role = Role.PREFILL) -> None:
         """Add an instance, to N_active unless it is convertible."""
@@ -122,6 +130,7 @@ class StaggeredBatch(Dispatching, CostReader):
     def _count_active(self) -> None:
         roles = [instance.role for instance in self._instances.values()]
         self._num_convertible = roles.count(Role.CONVERTIBLE)
+        self._all_convert = self._num_convertible == len(roles)
         self._num_active = len(roles) - self._num_convertible or len(roles)
 
     # --- readiness --------------------------------------------------------------------
@@ -187,10 +196,10 @@ class StaggeredBatch(Dispatching, CostReader):
     def _ready_at(self, load: InstanceLoad) -> float:
         """Return when it is ready as things stand: -inf for now, inf for after an EndForward."""
         instance = self._instances[load.worker_id]
-        if instance.awaited_id is None or load.task_depth == 0:
+        if instance.awaited_id is None or load.task_depth == 0 or _is_lone(load):
             return -inf
         # One turn round at the fixed interval, as if its pass had ended on time.
-        return instance.dispatched_at + self._cycle_time if instance.fallback else inf
+        return instance.dispatched_at + self._turn_round if instance.fallback else inf
 
     # --- turns ------------------------------------------------------------------------
 
@@ -207,6 +216,7 @@ class StaggeredBatch(Dispatching, CostReader):
         Longest without a dispatch first; instances that the watchdog gave up come last. An armed
         convertible comes behind idle prefillers and before busy ones.
         """
+        self._next_tokens = max(1, next((self._uncached(each) for each in waiting), 1))
         if not self._num_convertible:
             return self._turns(loads, num_waiting, now)
         convertibles = [load for load in loads if load.role is Role.CONVERTIBLE]
@@ -215,13 +225,18 @@ class StaggeredBatch(Dispatching, CostReader):
         prefillers = [load for load in loads if load.role is not Role.CONVERTIBLE]
         turns = self._turns(prefillers, num_waiting, now)
         due_in = 0.0 if turns else max(0.0, self._cycle_at + self.interval - now)
-        ready = [load for load in convertibles if _can_take(load) and self._ready_at(load) <= now]
+        ready = [load for load in convertibles if can_take(load) and self._ready_at(load) <= now]
         keys = self._excess(prefillers, waiting, due_in, now) if ready else []
         armed = sorted(ready, key=self._rank) if keys else []
         idle = {load.worker_id for load in prefillers if load.task_depth == 0}
         first = [turn for turn in turns if turn.worker_id in idle]
         beside = [Turn(load.worker_id, CONVERTIBLE, keys=keys) for load in armed]
         return [*first, *beside, *(turn for turn in turns if turn.worker_id not in idle)]
+
+    def _uncached(self, request: Waiting) -> int:
+        """Return the tokens that every unit lacks of a prompt."""
+        matches = self.matches(request)
+        return request.num_tokens - (matches.shortest if matches is not None else 0)
 
     def _excess(
         self,
@@ -248,11 +263,14 @@ class StaggeredBatch(Dispatching, CostReader):
         return max(num_tokens, 1.0) / self._pass_times.value if self._pass_times.value else inf
 
     def _turns(self, loads: Sequence[InstanceLoad], num_waiting: int, now: float) -> list[Turn]:
-        ready = [load for load in loads if _can_take(load) and self._ready_at(load) <= now]
+        ready = [load for load in loads if can_take(load) and self._ready_at(load) <= now]
         ready.sort(key=self._rank)
+        self._are_lone = bool(ready) and all(map(_is_lone, ready))
         turns = [Turn(load.worker_id, TOP_UP) for load in ready if self._has_leftovers(load, now)]
         if now >= self._cycle_at + self.interval:
             turns += [Turn(load.worker_id, self._rule(load)) for load in ready]
+        elif self._are_lone:
+            turns += [Turn(load.worker_id, LONE) for load in ready]
         elif num_waiting == 1 or all(load.task_depth == 0 for load in loads):
             turns += [Turn(load.worker_id, "idle") for load in ready if load.task_depth == 0]
         return turns
@@ -260,9 +278,17 @@ class StaggeredBatch(Dispatching, CostReader):
     def _has_leftovers(self, load: InstanceLoad, now: float) -> bool:
         return load.queued_tokens > 0 and self._instances[load.worker_id].ended_at == now
 
-    def _rank(self, load: InstanceLoad) -> tuple[bool, int, str]:
+    def _rank(self, load: InstanceLoad) -> tuple[bool, int, int, str]:
+        """Rank by the last turn; those that decode as well by what delays a prompt there.
+
+        The paper's instances only prefill. Where requests of one batch delay each other, turns
+        alone would treat a busy unit like an idle one.
+        """
         instance = self._instances[load.worker_id]
-        return instance.fallback, instance.turn, load.worker_id
+        delay = 0
+        if load.role is Role.UNIFIED:
+            delay = (load.queued_tokens + self._next_tokens) * (load.num_outstanding + 1)
+        return instance.fallback, delay, instance.turn, load.worker_id
 
     def _rule(self, load: InstanceLoad) -> str:
         if self._instances[load.worker_id].fallback:
@@ -279,13 +305,23 @@ class StaggeredBatch(Dispatching, CostReader):
             regular = loads
             if self._num_convertible:
                 regular = [load for load in loads if load.role is not Role.CONVERTIBLE] or loads
-            ready_at = [self._ready_at(load) for load in regular if _can_take(load)]
+            ready_at = [self._ready_at(load) for load in regular if can_take(load)]
             times = [turn_at for r in ready_at if (turn_at := max(r, due_at)) > now]
             earliest = min(earliest, *times) if times else earliest
         return earliest if earliest < inf else None
 
 
-def _can_take(load: InstanceLoad) -> bool:
+def _is_lone(load: InstanceLoad) -> bool:
+    """Return whether an instance has one unit, which decodes as well.
+
+    Such a one has no batch to pack over units, and its next pass begins before a message could say
+    that the last one has ended: what waits for that word waits for a pass more.
+    """
+    return load.role is Role.UNIFIED and load.num_units == 1
+
+
+def can_take(load: InstanceLoad) -> bool:
+    """Return whether a unit of it has chunk left, and one has free blocks."""
     return load.has_capacity and load.has_room
 
 

@@ -1,5 +1,5 @@
 """Which DP unit prefills which waiting request? One file per answer."""
 
-from headway.policies.packing.protocol import Assigned, Hits, Packable, Packing, Room
+from headway.policies.packing.protocol import NO_HITS, Assigned, Hits, Packable, Packing, Room
 
-__all__ = ["Assigned", "Hits", "Packable", "Packing", "Room"]
+__all__ = ["NO_HITS", "Assigned", "Hits", "Packable", "Packing", "Room"]

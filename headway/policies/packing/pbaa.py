@@ -6,7 +6,7 @@ never run out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -15,8 +15,9 @@ from headway.cluster import UnitId
 from headway.cost.costs import Constant, Costs, Source
 from headway.policies.answer import Answer
 from headway.policies.batching.boost import boosted
-from headway.policies.packing.protocol import Assigned, Hits, P, Room
+from headway.policies.packing.protocol import ANY_UNIT, NO_HITS, Assigned, Hits, P, Room
 from headway.policies.readers import CostReader, GammaReader, chosen
+from headway.request import StreamKey
 
 LONGEST, BOOST, READERS = "longest", "boost", "readers"
 _GAMMA, _PER_TOKEN = 0.5, 1e-4
@@ -82,6 +83,7 @@ class Pbaa(CostReader, GammaReader):
         *,
         hits: Hits[P] | None = None,
         capped: bool = True,
+        own: Mapping[StreamKey, UnitId] = ANY_UNIT,
     ) -> list[Assigned[P]]:
         """Basic mode, or cache-aware where hits are given."""
         if self._params.order != LONGEST:
@@ -90,10 +92,11 @@ class Pbaa(CostReader, GammaReader):
         by_unit = {room.unit: room for room in rooms}
         heap = [(-room.capacity, room.unit) for room in rooms]
         heapify(heap)
-        if hits is not None:
+        if hits is not None or own:
+            hits = hits or (lambda request: NO_HITS)
             return [
-                *_pack_by_hits(legacy, by_unit, heap, hits, capped),
-                *_pack_by_hits(new, by_unit, heap, hits, capped),
+                *_pack_by_hits(legacy, by_unit, heap, hits, capped, own),
+                *_pack_by_hits(new, by_unit, heap, hits, capped, own),
             ]
         return [*_pack(legacy, by_unit, heap, capped), *_pack(new, by_unit, heap, capped)]
 
@@ -132,16 +135,19 @@ def _pack_by_hits(
     heap: list[tuple[int, UnitId]],
     hits: Hits[P],
     capped: bool,
+    own: Mapping[StreamKey, UnitId],
 ) -> list[Assigned[P]]:
     """GreedyDispatch, ``Capacity = C_avail - (len(r) - hit(r, d))``.
 
     Units without a hit are best in the heap's order; those with one are looked at beside its top.
+    A request with an own unit waits for that one.
     """
     assigned: list[Assigned[P]] = []
     for request in requests:
         length, aside = request.num_tokens, list[tuple[int, UnitId]]()
         best: tuple[int, UnitId] | None = None
-        while heap and best is None:
+        mine = own.get(request.key)
+        while heap and best is None and mine is None:
             negative, unit = heappop(heap)
             room = rooms[unit]
             if -negative != room.capacity:
@@ -149,9 +155,10 @@ def _pack_by_hits(
             aside.append((negative, unit))
             if room.fits(length):
                 best = length - room.capacity, unit
-        for unit, hit in hits(request).items():
-            candidate = rooms.get(unit)
-            if candidate is None or hit <= 0:
+        held = hits(request)
+        for unit in held if mine is None else (mine,):
+            candidate, hit = rooms.get(unit), held.get(unit, 0)
+            if candidate is None or (hit <= 0 and mine is None):
                 continue
             rank = length - min(hit, length) - candidate.capacity, unit
             if (best is None or rank < best) and candidate.fits(length):

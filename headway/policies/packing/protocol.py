@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from headway.blocks import blocks_for
@@ -73,6 +74,9 @@ class Assigned(NamedTuple, Generic[P]):
     capacity: int
 
 
+NO_HITS: Mapping[UnitId, int] = MappingProxyType({})
+ANY_UNIT: Mapping[StreamKey, UnitId] = MappingProxyType({})
+
 Hits = Callable[[P], Mapping[UnitId, int]]
 """Prompt tokens of the request whose KV blocks a unit already holds, for those that hold any."""
 
@@ -88,9 +92,11 @@ class Packing(Protocol):
         *,
         hits: Hits[P] | None = None,
         capped: bool = True,
+        own: Mapping[StreamKey, UnitId] = ANY_UNIT,
     ) -> list[Assigned[P]]:
         """Return the assigned requests; the others wait for the next cycle.
 
         ``legacy`` are the requests left over from earlier cycles. Not ``capped``: C_avail only
-        ranks units, and a unit that owes tokens is given more.
+        ranks units, and a unit that owes tokens is given more. ``own``: the unit of requests that
+        go to no other.
         """

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headway.cluster import UnitId
 from headway.policies.answer import Answer
-from headway.policies.packing.protocol import Assigned, Hits, P, Room
+from headway.policies.packing.protocol import ANY_UNIT, Assigned, Hits, P, Room
+from headway.request import StreamKey
 
 
 class RoundRobinPacking:
@@ -23,6 +24,7 @@ class RoundRobinPacking:
         *,
         hits: Hits[P] | None = None,
         capped: bool = True,
+        own: Mapping[StreamKey, UnitId] = ANY_UNIT,
     ) -> list[Assigned[P]]:
         """Assign by arrival, then key; hits are not asked."""
         assigned: list[Assigned[P]] = []
@@ -30,7 +32,9 @@ class RoundRobinPacking:
             able = [
                 room
                 for room in rooms
-                if room.fits(request.num_tokens) and (room.capacity > 0 or not capped)
+                if room.fits(request.num_tokens)
+                and (room.capacity > 0 or not capped)
+                and own.get(request.key, room.unit) == room.unit
             ]
             if not able:
                 continue

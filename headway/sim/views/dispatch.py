@@ -117,7 +117,11 @@ class Dispatcher:
         instance = self._instances[turn.worker_id]
         legacy, new = self._split(turn, instance)
         assigned = self._packing.pack(
-            legacy, new, instance.load.rooms, hits=None, capped=turn.capped
+            legacy,
+            new,
+            instance.load.rooms,
+            capped=turn.capped,
+            own={key: each.unit for key, each in turn.own.items()},
         )
         if not assigned:
             return False

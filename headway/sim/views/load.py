@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.cluster import WorkerInfo
+from headway.policies.dispatch.protocol import UnitDebt
 from headway.policies.packing import Room
 from headway.policies.placement import DecodeUnit
 
@@ -63,6 +64,26 @@ class LoadView:
             if room.num_free_blocks > 0:
                 return True
         return False
+
+    @property
+    def num_units(self) -> int:
+        """Number of its units."""
+        return len(self.rooms)
+
+    @property
+    def units(self) -> list[UnitDebt]:
+        """Its units; the requests that do not decode count as spread evenly over them."""
+        chunk, num_each = self.chunk_tokens // len(self.rooms), self.num_queued // len(self.rooms)
+        return [
+            UnitDebt(
+                room.unit,
+                chunk - room.capacity,
+                view.num_requests + num_each,
+                room.capacity,
+                _free_tokens(room),
+            )
+            for room, view in zip(self.rooms, self.views, strict=True)
+        ]
 
     @property
     def free_tokens(self) -> int:

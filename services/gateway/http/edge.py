@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 
 from headway.errors import Code, HeadwayError
 from headway.request import Request
-from services.gateway.api_call import ApiCall, ReplyStyle
+from services.gateway.api_call import ApiCall, History, ReplyStyle
 from services.gateway.auth import KEY_CLIENT, KeyRing, check_client_id
 from services.gateway.calls import Calls
 from services.gateway.http.exchange import Exchange, HttpCaller, HttpRefusal, SideRoutes
@@ -44,8 +44,10 @@ from services.gateway.openai.response_replies import ResponseReply
 from services.gateway.openai.responses import parse_response
 from services.gateway.openai.schema import describe
 from services.gateway.openai.shapes import MAX_CHOICES, parse_json_object
+from services.gateway.openai.stored_responses import StoredResponses
 from services.gateway.reading import INLINE_BYTES
 from services.gateway.served_model import ServedModel
+from services.gateway.sessions import in_session
 from services.runtime.telemetry import package_version
 
 _OPEN_METRICS = "application/openmetrics-text"
@@ -93,12 +95,14 @@ class HttpEdge:
         shell: Shell,
         origins: Origins,
         console: SideRoutes,
+        stored: StoredResponses | None,
         *,
         needs_key: bool,
         monitoring_needs_key: bool,
     ) -> None:
         """``monitoring_needs_key``: an operator's, where there are keys."""
         self._console = console
+        self._stored = stored
         self._calls = calls
         self._keys = keys
         self._metrics = metrics
@@ -206,7 +210,10 @@ class HttpEdge:
             self._open(exchange, arrival_at, *called, requests)
 
     def _parse(self, exchange: Exchange, body: bytes, parse: Parse) -> Called:
+        if parse is parse_response and self._stored is not None:
+            parse = partial(parse_response, find=partial(self._stored.find, self._tenant(exchange)))
         call, style = parse(parse_json_object(body))
+        call = in_session(call, exchange.header)
         kind, given = "chatcmpl" if style.chat else "cmpl", exchange.header(_REQUEST_ID)
         call_id = self._keys.new_id(kind, _key_of(exchange), given)
         return call_id, call, style
@@ -245,6 +252,8 @@ class HttpEdge:
             kind = ResponseReply
         codec = self._calls.models.find(call.model).codec
         reply = kind(exchange, identity, style, codec, self._calls.let_go)
+        if isinstance(reply, ResponseReply) and self._stored is not None:
+            reply.keep = partial(self._keep, self._stored, self._tenant(exchange), call.session_id)
         reply.find_life = self._shell.life
         try:
             tell = partial(self._say_limits, exchange)
@@ -256,6 +265,17 @@ class HttpEdge:
         if traceparent and not reply.ended:
             for request in requests:
                 self._shell.follow(request.request_id, traceparent)
+
+    def _tenant(self, exchange: Exchange) -> str:
+        return self._keys.of_client(exchange.client).tenant
+
+    @staticmethod
+    def _keep(
+        stored: StoredResponses, tenant: str, session_id: str, response_id: str, history: History
+    ) -> None:
+        """Store a response; a conversation without a name is called by its first one."""
+        own = history._replace(session_id=session_id or response_id)
+        stored.keep(tenant, response_id, own)
 
     def _say_limits(self, exchange: Exchange) -> None:
         for name, value in self._calls.limits(exchange.client):
@@ -353,7 +373,10 @@ class HttpEdge:
 
     def _respond_error(self, exchange: Exchange, error: HeadwayError) -> None:
         self._count_refused(exchange, error)
-        code = "model_not_found" if error.code is Code.NOT_FOUND else None
+        code = None
+        if error.code is Code.NOT_FOUND:
+            is_response = error.param == "previous_response_id"
+            code = "previous_response_not_found" if is_response else "model_not_found"
         respond_error(exchange, error, code=code)
 
     def _count_refused(self, exchange: Exchange, error: HeadwayError) -> None:

@@ -20,6 +20,7 @@ from services.gateway.openai.draws import Draws, bounds_of
 from services.gateway.openai.formats import Form, grammar_of
 from services.gateway.openai.messages import Conversation
 from services.gateway.openai.offers import Offering, tools_of
+from services.gateway.openai.sessions import SessionBody, session_of
 from services.gateway.openai.shapes import (
     MAX_CHOICES,
     F,
@@ -44,7 +45,7 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 # Accepted and without effect here: bookkeeping of OpenAI's platform, and names of libraries.
 HARMLESS = frozenset(
     {"user", "metadata", "store", "service_tier"}
-    | {"safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+    | {"safety_identifier", "prompt_cache_retention"}
     | {"guided_decoding_backend"}
 )
 # Refused unless they ask for nothing: OpenAI's, vLLM's and SGLang's, as clients write defaults.
@@ -101,7 +102,7 @@ class Stops(Fields):
     stop: StopStrings = Field([])
 
 
-class Body(Stops, Form, Draws):
+class Body(Stops, Form, Draws, SessionBody):
     """The fields of both kinds of request; those of ``SamplingParams`` are added below."""
 
     harmless: ClassVar[frozenset[str]] = HARMLESS
@@ -254,6 +255,7 @@ def _options(fields: Body, num_inputs: int) -> dict[str, Any]:
     if fields.cache_salt is not None:
         own["cache_salt"] = fields.cache_salt
     options["request_fields"], options["priority"] = own, fields.priority
+    options["session"] = session_of(fields)
     return options
 
 

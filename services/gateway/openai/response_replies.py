@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
+from services.gateway.api_call import History
 from services.gateway.openai.json import dumps, new_call_id
 from services.gateway.openai.replies import EVENTS, JSON, HttpReplyBase
+from services.gateway.openai.responses import continued
 from services.gateway.output_text import Piece
 from services.gateway.outputs import Output
 from services.gateway.tool_calls import CallPiece
 
 Json = dict[str, Any]
+Keep = Callable[[str, History], None]
+"""A function that stores a response by its id."""
 
 
 class ResponseReply(HttpReplyBase):
@@ -25,6 +30,7 @@ class ResponseReply(HttpReplyBase):
         self._newest_call: Json = {}
         self._events: list[str] = []
         self._num_events = 0
+        self.keep: Keep = _keep_none
 
     def show(self, output: Output, piece: Piece, end: str | None) -> None:
         """Take more of the output; answer with the last of it."""
@@ -54,6 +60,8 @@ class ResponseReply(HttpReplyBase):
         status = "incomplete" if end == "length" else "completed"
         response = self._response(status)
         self._tell(status, response=response)
+        if self.style.history is not None:
+            self.keep(self._id, continued(self.style.history, response["output"]))
         self._end()
         if not self.style.stream:
             self.exchange.respond(200, JSON, dumps(response).encode())
@@ -143,13 +151,17 @@ class ResponseReply(HttpReplyBase):
             "incomplete_details": cut,
             "error": None,
             **self.style.echoed,
-            "store": False,
+            "store": self.style.history is not None,
         }
 
 
 _SHORT: Json = {"instructions": None, "metadata": {}, "tools": []}
 """The long fields of a request, which its second event does not repeat."""
 _PREFIX = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+
+
+def _keep_none(response_id: str, history: History) -> None:
+    """Store nothing."""
 
 
 def _shown(item: Json) -> Json:

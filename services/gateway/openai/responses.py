@@ -1,17 +1,18 @@
-"""Bodies of ``POST /v1/responses``, read as chats: stateless, nothing is stored."""
+"""Bodies of ``POST /v1/responses``, read as chats, which may continue a stored response."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
 from headway.errors import Code, HeadwayError
-from services.gateway.api_call import ApiCall, ReplyStyle
+from services.gateway.api_call import ApiCall, History, ReplyStyle
 from services.gateway.openai.requests import HARMLESS, Extension, Priority, Salt, parse_chat
+from services.gateway.openai.sessions import SessionBody, session_of
 from services.gateway.openai.shapes import Fields, Neutral, Number, Text, Whole, read
 
 _MOST_ENTRIES, _MOST_KEY_CHARS, _MOST_VALUE_CHARS = 16, 64, 512  # of metadata, as OpenAI's
@@ -48,15 +49,14 @@ class ResponseReasoning(Fields):
     effort: Text | None = None
 
 
-class ResponseBody(Fields):
+class ResponseBody(SessionBody):
     """``POST /v1/responses``."""
 
-    harmless: ClassVar[frozenset[str]] = (HARMLESS - {"metadata"}) | {"include"}
+    harmless: ClassVar[frozenset[str]] = (HARMLESS - {"metadata", "store"}) | {"include"}
     neutral: ClassVar[Neutral] = {
         "background": (False,),
         "truncation": ("disabled",),
         "top_logprobs": (0,),
-        "previous_response_id": (),
         "conversation": (),
         "prompt": (),
         "max_tool_calls": (),
@@ -64,6 +64,8 @@ class ResponseBody(Fields):
     model: Text
     input: Text | Annotated[list[dict[str, Any]], Field(min_length=1)]
     instructions: Text | None = None
+    previous_response_id: Text | None = None
+    store: bool = True
     stream: bool = False
     temperature: Number | None = None
     top_p: Number | None = None
@@ -79,12 +81,18 @@ class ResponseBody(Fields):
     headway: Extension | None = None
 
 
-def parse_response(body: Mapping[str, Any]) -> tuple[ApiCall, ReplyStyle]:
-    """Read a body of ``POST /v1/responses``; a refusal may name the chat's field."""
+def parse_response(
+    body: Mapping[str, Any], find: Callable[[str], History] | None = None
+) -> tuple[ApiCall, ReplyStyle]:
+    """Read a body of ``POST /v1/responses``; a refusal may name the chat's field.
+
+    ``find`` returns a stored response by its id; None where nothing is stored.
+    """
     fields = read(ResponseBody, body)
     said = fields.model_dump(exclude_none=True)
     chat: dict[str, Any] = {name: said[name] for name in _PLAIN if name in said}
-    chat["messages"] = _messages(fields)
+    earlier, own = _earlier(fields, find), _items(fields)
+    chat["messages"] = _messages(fields, earlier.items, own)
     if fields.max_output_tokens is not None:
         chat["max_tokens"] = fields.max_output_tokens
     if fields.tools:
@@ -99,7 +107,27 @@ def parse_response(body: Mapping[str, Any]) -> tuple[ApiCall, ReplyStyle]:
     if fields.headway is not None:
         chat["headway"] = fields.headway.model_dump(by_alias=True, exclude_unset=True)
     call, style = parse_chat(chat)
-    return call, replace(style, responses=True, echoed=_echoed(fields))
+    style = replace(style, responses=True, echoed=_echoed(fields))
+    if find is not None and fields.store:
+        style = replace(style, history=continued(earlier, own))
+    return replace(call, session=session_of(fields, earlier.session_id)), style
+
+
+def _earlier(fields: ResponseBody, find: Callable[[str], History] | None) -> History:
+    """Return the conversation that a request continues, which may be empty."""
+    response_id = fields.previous_response_id
+    if response_id is None:
+        return History()
+    if find is None:
+        message = "this gateway stores no response: send the whole conversation as input"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="previous_response_id")
+    return find(response_id)
+
+
+def continued(history: History, items: Sequence[Mapping[str, Any]]) -> History:
+    """Return a conversation with further items at its end."""
+    num_bytes = history.num_bytes + len(json.dumps(items))
+    return history._replace(items=(*history.items, *items), num_bytes=num_bytes)
 
 
 def _echoed(fields: ResponseBody) -> dict[str, Any]:
@@ -114,6 +142,7 @@ def _echoed(fields: ResponseBody) -> dict[str, Any]:
         "max_output_tokens": fields.max_output_tokens,
         "metadata": fields.metadata or {},
         "parallel_tool_calls": fields.parallel_tool_calls,
+        "previous_response_id": fields.previous_response_id,
         "reasoning": {"effort": reasoning.effort if reasoning else None, "summary": None},
         "temperature": fields.temperature,
         "text": {"format": {"type": "text"}, **_if_short(text, {})},
@@ -144,13 +173,22 @@ def _form(form: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _messages(fields: ResponseBody) -> list[dict[str, Any]]:
+def _items(fields: ResponseBody) -> list[dict[str, Any]]:
+    if isinstance(fields.input, str):
+        return [{"role": "user", "content": fields.input}]
+    return fields.input
+
+
+def _messages(
+    fields: ResponseBody, earlier: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the chat; an earlier response's instructions are not in it, as in OpenAI's."""
     messages: list[dict[str, Any]] = []
     if fields.instructions:
         messages.append({"role": "system", "content": fields.instructions})
-    if isinstance(fields.input, str):
-        return [*messages, {"role": "user", "content": fields.input}]
-    for place, item in enumerate(fields.input):
+    for item in earlier:
+        _add(messages, item, "previous_response_id")
+    for place, item in enumerate(own):
         _add(messages, item, f"input[{place}]")
     return messages
 

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from headway.blocks import NAME_BYTES
 from headway.cluster import WorkerInfo
 from headway.core.autoscaler.events import RateReport
 from headway.errors import invalid
 from headway.messages import (
+    CachedPrefixes,
     ControlHello,
     EndForward,
+    FinishedRequest,
     KvHeader,
     KvPart,
     MeasuredCosts,
@@ -31,6 +34,7 @@ from headway.service_class import Standing
 MAX_ID_CHARS = 256
 MAX_TEXT_CHARS = 4096
 MAX_DP_UNITS = 4096
+MAX_NAMES = 65_536
 MAX_KV_DIMENSION = 2**31
 MAX_KV_BYTES = 2**42
 _MOST_AHEAD = 86_400.0
@@ -123,6 +127,15 @@ def _all_finite(values: Sequence[float], name: str) -> Sequence[float]:
     return tuple(finite(value, name) for value in values)
 
 
+def _names(values: Sequence[bytes], name: str) -> Sequence[bytes]:
+    if len(values) > MAX_NAMES:
+        raise invalid(f"the number of {name}", len(values), f"at most {MAX_NAMES}")
+    for value in values:
+        if len(value) != NAME_BYTES:
+            raise invalid(f"the length of one of {name}", len(value), f"{NAME_BYTES} bytes")
+    return values
+
+
 def _kv_bytes(value: int, name: str) -> int:
     if value > MAX_KV_BYTES:
         raise invalid(name, value, f"at most {MAX_KV_BYTES}")
@@ -154,6 +167,7 @@ BY_FIELD: Mapping[type, Mapping[str, Check]] = MappingProxyType(
             "deadline_at": _deadline,
             "predicted_output_tokens": _expected_length,
             "cache_salt": an_id_or_none,
+            "session_id": unchecked,  # it checks itself
         },
         Constraints: {"grammar": unchecked},  # it checks itself
         Standing: {"tenant": an_id_or_none},
@@ -176,6 +190,8 @@ BY_FIELD: Mapping[type, Mapping[str, Check]] = MappingProxyType(
         KvPart: {"shape": _kv_shape(least_tokens=0)},
         EndForward: {"pass_time": unchecked},  # for the policy to judge
         PassWork: {"seconds": unchecked},  # as well
+        FinishedRequest: {"names": _names},
+        CachedPrefixes: {"names": _names},
         WorkSample: {"stage": text},
         RateReport: {"gateway_id": unchecked, "model": text},
         WorkerPicture: {"ahead_tokens": _all_finite, "address": text},
@@ -203,7 +219,17 @@ def _begins_in_what_is_computed(part: KvPart) -> None:
         raise invalid("first_token", part.first_token, limit)
 
 
+def _every_name_has_a_number(prefixes: CachedPrefixes) -> None:
+    if len(prefixes.numbers) != len(prefixes.names):
+        limit = f"one for each of {len(prefixes.names)} names"
+        raise invalid("the number of numbers", len(prefixes.numbers), limit)
+
+
 OF_THE_WHOLE: Mapping[type, Callable[[Any], None]] = MappingProxyType(
-    {Snapshot: _every_unit_has_a_load, KvPart: _begins_in_what_is_computed}
+    {
+        Snapshot: _every_unit_has_a_load,
+        KvPart: _begins_in_what_is_computed,
+        CachedPrefixes: _every_name_has_a_number,
+    }
 )
 """Checks across several fields."""

@@ -56,7 +56,7 @@ def test_what_a_dead_worker_held_or_was_being_sent_is_lost_and_the_window_is_not
     scheduler = make_scheduler(("u", Role.UNIFIED))
     scheduler.submit(1)
     scheduler.serve("u", running=1)
-    scheduler.submit(2)
+    scheduler.submit(2, 100)  # the whole chunk
     scheduler.submit(3, 1)
     scheduler.kill("u")
     assert sorted(scheduler.lost()) == [1, 2]

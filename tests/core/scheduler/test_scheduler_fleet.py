@@ -37,7 +37,7 @@ def test_workers_are_counted_by_role_without_those_that_drain() -> None:
 
 def test_requests_and_tokens_that_wait_count_where_they_wait() -> None:
     prefiller = worker("p", Role.PREFILL, queued=30)
-    prefiller.hold(StreamKey("g", 1))
+    prefiller.hold(StreamKey("g", 1), 0)
     fleet = FleetMeter({"p": prefiller}).read({"m": QueuedLoad(4, 70, 2)}, now=1.0)["m"]
     assert (fleet.prefill.num_requests, fleet.prefill.backlog_tokens) == (5, 100)
     assert fleet.decode.num_requests == 2

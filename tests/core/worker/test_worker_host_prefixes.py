@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.blocks import chain_hashes
+from headway.blocks import block_names
 from headway.core.worker.events import PassFailed
 from headway.cost.costs import Costs
 from headway.forward_pass import SAVED, ForwardPass
@@ -126,7 +126,7 @@ def test_what_is_sooner_computed_is_not_read() -> None:
     worker = make(costs=Costs(prefill_per_token=1e-3, swap_per_token=1.0))
     serve(worker, 1, (*PREFIX, 1))
     crowd_out(worker)
-    assert worker.core.units[0].host.prefixes.count(chain_hashes(PREFIX, 4)) == 3
+    assert worker.core.units[0].host.prefixes.count(block_names(PREFIX, 4)) == 3
     serve(worker, 2, (*PREFIX, 2))
     assert hits(worker) == (0, 0)
 
@@ -166,7 +166,7 @@ def test_the_least_recently_used_prefix_leaves_host_memory_first() -> None:
 
 def num_kept(worker: WorkerHarness, stream_id: int) -> int:
     """Blocks of a prompt of these tests that host memory has."""
-    names = chain_hashes(range(10 * stream_id, 10 * stream_id + 12), 4)
+    names = block_names(range(10 * stream_id, 10 * stream_id + 12), 4)
     return worker.core.units[0].host.prefixes.count(names)
 
 

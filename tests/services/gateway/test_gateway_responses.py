@@ -142,7 +142,7 @@ def test_a_calls_last_arguments_may_come_with_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{"previous_response_id": "x"}, {"background": True}, {"tools": [{"type": "web"}]}]
+    "more", [{"conversation": "x"}, {"background": True}, {"tools": [{"type": "web"}]}]
 )
 async def test_what_needs_a_memory_or_more_tools_is_refused(
     running: Cluster, more: dict[str, Any]

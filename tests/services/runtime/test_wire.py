@@ -84,6 +84,7 @@ classes = st.builds(
     st.booleans(),
     st.integers(-(2**31), 2**31 - 1),
 )
+sessions = st.text(max_size=256).filter(str.isprintable)
 requests = st.builds(
     Request,
     request_id=ids,
@@ -105,6 +106,8 @@ requests = st.builds(
     levels_spent=st.integers(0, 64),
     served=st.floats(0, 1e6),
     cache_salt=ids | st.just(""),
+    session_id=sessions,
+    ends_session=st.booleans(),
     standing=st.builds(Standing, ids | st.just(""), st.floats(0.01, 100), st.none() | classes),
 )
 positive = st.integers(1, 4096)

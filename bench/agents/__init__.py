@@ -1,0 +1,1 @@
+"""Sessions in a closed loop against live endpoints, one system beside another."""

@@ -1,0 +1,267 @@
+"""``sbs-warm``: SBS, and a request with a cached prefix has an own unit.
+
+A request whose beginning no unit holds more of than the others is SBS's: when, and to whom, is as
+ever. One that some unit holds more of goes to the unit with the least cost, at once if that is
+ready, beside the interval. If it is not ready, the request waits for the unit's next turn as long
+as that is sooner than computing elsewhere what the unit holds. Then it is SBS's like the others.
+The cost of a unit is ``t · (owed + uncached) · (1 + requests there)``: seconds until the prompt is
+through, for it and for all that it delays (LMETRIC). ``docs/sbs.md`` has the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import ClassVar
+
+from headway.cluster import Role
+from headway.cost.costs import Constant, Costs
+from headway.policies.answer import Answer
+from headway.policies.dispatch.prefix_hits import Hit, Matches
+from headway.policies.dispatch.protocol import InstanceLoad, OwnUnit, Turn, Waiting
+from headway.policies.dispatch.sbs import TOP_UP, SbsParams, StaggeredBatch, can_take
+from headway.policies.dispatch.unit_table import Unit, UnitTable
+from headway.policies.readers import chosen
+from headway.request import StreamKey
+
+_PER_TOKEN = 1e-4
+"""Seconds of a prompt token while nothing is known."""
+_LEAST_HIT = 256
+"""Fewest tokens that a unit has to hold more than another for a request to be its own."""
+_MOST_CHUNKS = 4
+"""Chunks of requests that a look judges for each unit that is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class SbsWarmParams(SbsParams):
+    """As of ``sbs``."""
+
+
+@dataclass(slots=True)
+class _Look:
+    """The requests of one look at the window."""
+
+    own: dict[str, dict[StreamKey, OwnUnit]] = field(default_factory=dict)
+    """Those that go to their own unit now, by instance."""
+    free: dict[StreamKey, Waiting] = field(default_factory=dict)
+    """Those that are SBS's."""
+    held: dict[StreamKey, None] = field(default_factory=dict)
+    """Those that wait for their own unit."""
+    is_complete: bool = True
+    """True if no request with a cached prefix was left unjudged."""
+
+    def keys_of(self, turn: Turn, own: Mapping[StreamKey, OwnUnit]) -> Iterator[StreamKey]:
+        """Yield who may take a turn of SBS's: those it names, and the instance's own."""
+        yield from own
+        for key in self.free if turn.keys is None else turn.keys:
+            if key in self.free:
+                yield key
+
+
+class WarmStaggeredBatch(StaggeredBatch):
+    """SBS whose turns leave out requests that wait for their own unit."""
+
+    reads_prefixes: ClassVar[bool] = True
+
+    def __init__(self, params: SbsWarmParams | None = None) -> None:
+        self._table = UnitTable()
+        self._waits_since: dict[StreamKey, tuple[float, float]] = {}
+        """When requests first could not go to their own unit, and W then."""
+        self._recheck_at = inf
+        super().__init__(params or SbsWarmParams())
+
+    # --- constants --------------------------------------------------------------------
+
+    def learn(self, costs: Costs) -> None:
+        """Take the seconds of a prompt token, and of one that comes back from host memory."""
+        super().learn(costs)
+        known, source = costs.prefill_per_token or None, costs.source_of("prefill_per_token")
+        self._per_token = chosen("prompt token", None, known, source, _PER_TOKEN)
+        swap = costs.swap_per_token / 2  # there and back
+        self._host_share = min(1.0, swap / self._per_token.value) if swap else 1.0
+
+    def constants(self) -> Sequence[Constant]:
+        """Return what SBS uses, and the seconds of a prompt token."""
+        return (*super().constants(), self._per_token)
+
+    @property
+    def _least_hit(self) -> float:
+        """Tokens: a smaller hit is not worth the message that it would wait for."""
+        return max(_LEAST_HIT, self.dispatch_latency / self._per_token.value)
+
+    def leave(self, worker_id: str) -> None:
+        """Remove an instance; who waits for it is anybody's."""
+        super().leave(worker_id)
+        self._table.forget(worker_id)
+
+    # --- turns ------------------------------------------------------------------------
+
+    def turns(
+        self,
+        loads: Sequence[InstanceLoad],
+        num_waiting: int,
+        *,
+        now: float,
+        waiting: Collection[Waiting] = (),
+    ) -> list[Turn]:
+        """Return turns of own units, and SBS's for everybody else."""
+        self._recheck_at = inf
+        ready = {
+            load.worker_id: load for load in loads if can_take(load) and self._ready_at(load) <= now
+        }
+        if not ready or not any(map(self._telling, waiting)):
+            return super().turns(loads, num_waiting, now=now, waiting=waiting)
+        self._table.update(loads)
+        look = self._judge_all(waiting, ready, now)
+        self._table.restore()
+        self._forget_gone(waiting)
+        self.held = look.held
+        if not (look.own or look.held) and look.is_complete:
+            return super().turns(loads, num_waiting, now=now, waiting=waiting)
+        rest: list[Turn] = []
+        if look.free:
+            free = look.free.values()
+            rest = super().turns(loads, len(free), now=now, waiting=free)
+        place = {entry.key: number for number, entry in enumerate(waiting)}
+        shared = []
+        for turn in rest:  # neither its own nor anybody's starve the other
+            own = look.own.pop(turn.worker_id, {})
+            keys = sorted(look.keys_of(turn, own), key=place.__getitem__)
+            shared.append(turn._replace(keys=keys, own=own))
+        beside = [Turn(name, TOP_UP, keys=list(own), own=own) for name, own in look.own.items()]
+        return [*beside, *shared]
+
+    def _judge_all(
+        self, waiting: Iterable[Waiting], ready: Mapping[str, InstanceLoad], now: float
+    ) -> _Look:
+        """Judge who waits, in order, until those that may go would fill the ready units."""
+        look = _Look()
+        left = float(_MOST_CHUNKS * sum(load.chunk_tokens for load in ready.values()))
+        for entry in waiting:
+            matches = self._telling(entry)
+            if left <= 0:
+                look.is_complete = matches is None and not (look.own or look.held)
+                if not look.is_complete:
+                    break
+            elif matches is not None:
+                left -= self._judge(entry, matches, ready, look, now)
+            else:
+                look.free[entry.key] = entry
+                left -= entry.num_tokens
+        return look
+
+    def _judge(
+        self,
+        entry: Waiting,
+        matches: Matches,
+        ready: Mapping[str, InstanceLoad],
+        look: _Look,
+        now: float,
+    ) -> float:
+        """Judge one request; return the tokens that it has computed if it goes now, else 0."""
+        own = self._own_unit(entry, matches)
+        if own is None:
+            look.free[entry.key] = entry
+            return entry.num_tokens
+        unit = self._table[own.unit]
+        uncached = max(1.0, entry.num_tokens - self._saved(matches.hit(own.unit)))
+        saved = (entry.num_tokens - uncached) * self._unit_seconds(unit.load)
+        is_ready = unit.load.worker_id in ready and unit.takes(entry.num_tokens)
+        if not is_ready and not self._may_wait(entry.key, unit, saved, now):
+            look.free[entry.key] = entry
+            return entry.num_tokens
+        self._table.take(own.unit, uncached, entry.num_tokens)
+        if is_ready:
+            _, wait = self._waits_since.get(entry.key, (now, 0.0))
+            look.own.setdefault(unit.load.worker_id, {})[entry.key] = own._replace(wait=wait)
+            return uncached
+        look.held[entry.key] = None
+        return 0.0
+
+    def _telling(self, entry: Waiting) -> Matches | None:
+        """Return who holds its beginning, if that tells units apart."""
+        matches, least = self.matches(entry), self._least_hit
+        if matches is None or matches.longest < least:
+            return None
+        return matches if matches.longest - matches.shortest >= least else None
+
+    # --- where ------------------------------------------------------------------------
+
+    def _own_unit(self, entry: Waiting, matches: Matches) -> OwnUnit | None:
+        """Return the unit of least cost, if it holds enough; None if the request is anybody's."""
+        table, num_tokens = self._table, entry.num_tokens
+        ranked = sorted(
+            (self._cost(table[unit], num_tokens, matches.hit(unit)), unit)
+            for unit in table.candidates(matches)
+            if self._may_own(table[unit].load)
+        )
+        if not ranked:
+            return None
+        cost, unit = ranked[0]
+        hit = matches.hit(unit).num_tokens
+        if hit < self._least_hit:
+            return None
+        own = OwnUnit(unit, hit, int(table[unit].num_owed_tokens), cost)
+        if len(ranked) == 1:
+            return own
+        return own._replace(runner_up=ranked[1][1], runner_up_cost=ranked[1][0])
+
+    def _may_own(self, load: InstanceLoad) -> bool:
+        """Return whether requests wait for an instance: not for a silent or a convertible one."""
+        is_silent = self._instances[load.worker_id].fallback
+        return not is_silent and (load.role is not Role.CONVERTIBLE or self._all_convert)
+
+    def _cost(self, unit: Unit, num_tokens: int, hit: Hit) -> float:
+        """Return the seconds until a prompt is through, for it and for all that it delays."""
+        uncached = max(1.0, num_tokens - self._saved(hit))
+        tokens = (unit.num_owed_tokens + uncached) * (1 + unit.num_requests)
+        return tokens * self._unit_seconds(unit.load)
+
+    def _saved(self, hit: Hit) -> float:
+        """Return the tokens whose computing a hit saves; the link costs a share of those on it."""
+        return hit.num_device_tokens + hit.num_host_tokens * (1.0 - self._host_share)
+
+    def _unit_seconds(self, load: InstanceLoad) -> float:
+        """Return t: one unit's seconds for a prompt token; its instance computes all at once."""
+        return self._per_token.value * load.num_units
+
+    # --- how long ---------------------------------------------------------------------
+
+    def _may_wait(self, key: StreamKey, unit: Unit, saved: float, now: float) -> bool:
+        """Return whether it waits for its unit: while that is sooner than computing elsewhere.
+
+        In all it waits no longer than that takes; then it is anybody's for good.
+        """
+        wait = self._wait(unit, now)
+        until = self._waits_since.setdefault(key, (now, wait))[0] + saved
+        if now >= until or wait >= saved:
+            return False
+        self._recheck_at = min(self._recheck_at, until)
+        return True
+
+    def _wait(self, unit: Unit, now: float) -> float:
+        """Return W: the seconds until a unit's next turn, as far as known."""
+        load = unit.load
+        ends_at = self._instances[load.worker_id].dispatched_at + self._turn_round
+        behind = max(0.0, unit.num_owed_tokens - load.chunk_tokens / load.num_units)
+        return max(0.0, ends_at - now) + behind * self._unit_seconds(load)
+
+    def _forget_gone(self, waiting: Collection[Waiting]) -> None:
+        """Forget since when requests waited that are gone, once they are the majority."""
+        if len(self._waits_since) > 2 * len(waiting) + 64:
+            alive = {entry.key for entry in waiting}
+            kept = (each for each in self._waits_since.items() if each[0] in alive)
+            self._waits_since = dict(kept)
+
+    def wakeup(
+        self, loads: Sequence[InstanceLoad], num_waiting: int, *, now: float
+    ) -> float | None:
+        """Return SBS's next turn, or when somebody stops waiting for its unit."""
+        at = super().wakeup(loads, num_waiting, now=now)
+        if not num_waiting or not now < self._recheck_at < inf:
+            return at
+        return self._recheck_at if at is None else min(at, self._recheck_at)
+
+
+ANSWER = Answer("sbs-warm", WarmStaggeredBatch, "SBS, with LMETRIC's cost of a unit", SbsWarmParams)

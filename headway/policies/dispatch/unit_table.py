@@ -1,0 +1,127 @@
+"""Every unit that takes prompts, and those that owe least: for policies that choose units."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from headway.cluster import UnitId
+from headway.policies.dispatch.prefix_hits import Matches
+from headway.policies.dispatch.protocol import InstanceLoad, UnitDebt
+
+_NUM_OF_EACH = 8
+
+
+@dataclass(slots=True)
+class Unit:
+    """A unit while requests are given out: tokens, requests."""
+
+    unit: UnitId
+    load: InstanceLoad
+    num_owed_tokens: float
+    num_requests: int
+    capacity: float
+    free_tokens: int
+
+    @classmethod
+    def of(cls, load: InstanceLoad, debt: UnitDebt) -> Unit:
+        """Return a unit as it is."""
+        return cls(
+            debt.unit,
+            load,
+            debt.num_tokens,
+            debt.num_requests,
+            debt.capacity,
+            debt.free_tokens,
+        )
+
+    def takes(self, num_tokens: int) -> bool:
+        """Return whether it has chunk left, and blocks for a prompt of so many tokens."""
+        return self.capacity > 0 and num_tokens <= self.free_tokens
+
+    @property
+    def rank(self) -> float:
+        """The cost of another chunk here, in tokens."""
+        chunk = self.load.chunk_tokens / self.load.num_units
+        return (self.num_owed_tokens + chunk) * (1 + self.num_requests)
+
+
+class UnitTable:
+    """Units by id, kept in the order of what they owe; only changed instances are looked at."""
+
+    def __init__(self) -> None:
+        self._units: dict[UnitId, Unit] = {}
+        self._seen: dict[str, InstanceLoad] = {}
+        self._ranks: list[tuple[float, UnitId]] = []
+        self._touched: dict[str, None] = {}
+
+    def __getitem__(self, unit: UnitId) -> Unit:
+        """Return a unit."""
+        return self._units[unit]
+
+    def __iter__(self) -> Iterator[Unit]:
+        """Return all units, in the order in which their instances were seen."""
+        return iter(self._units.values())
+
+    def update(self, loads: Sequence[InstanceLoad]) -> None:
+        """Take the loads of all instances that take prompts."""
+        seen = self._seen
+        for load in loads:
+            if seen.get(load.worker_id) is not load:
+                self.forget(load.worker_id)
+                seen[load.worker_id] = load
+                for debt in load.units:
+                    self._put(Unit.of(load, debt))
+
+    def forget(self, worker_id: str) -> None:
+        """Remove the units of an instance."""
+        load = self._seen.pop(worker_id, None)
+        for debt in load.units if load is not None else ():
+            self._remove_rank(debt.unit)
+            del self._units[debt.unit]
+
+    def _put(self, unit: Unit) -> None:
+        self._units[unit.unit] = unit
+        insort(self._ranks, (unit.rank, unit.unit))
+
+    def _remove_rank(self, unit: UnitId) -> None:
+        place = bisect_left(self._ranks, (self._units[unit].rank, unit))
+        assert self._ranks[place][1] == unit, "every unit has its rank"
+        del self._ranks[place]
+
+    def take(self, unit: UnitId, num_computed: float, num_tokens: int) -> None:
+        """Count a request that the next ones will see there; ``restore`` takes it back."""
+        value = self._units[unit]
+        self._touched[value.load.worker_id] = None
+        self._remove_rank(unit)
+        value.num_owed_tokens += num_computed
+        value.capacity -= num_computed
+        value.num_requests += 1
+        value.free_tokens -= num_tokens
+        insort(self._ranks, (value.rank, unit))
+
+    def restore(self) -> None:
+        """Let all units be as their instances' loads say."""
+        for worker_id in self._touched:
+            load = self._seen[worker_id]
+            for debt in load.units:
+                self._remove_rank(debt.unit)
+                self._put(Unit.of(load, debt))
+        self._touched.clear()
+
+    def candidates(self, matches: Matches) -> Iterable[UnitId]:
+        """Return units that may be best for a prompt, each once.
+
+        These are the units with the longest beginnings, those of all holders that owe least, and
+        those of all units that owe least: a few of each, however many units there are.
+        """
+        units = self._units
+        listed = dict.fromkeys(unit for unit in matches.holders(_NUM_OF_EACH) if unit in units)
+        cheapest = (unit for _, unit in self._ranks)
+        if len(listed) == _NUM_OF_EACH:
+            holders = (unit for unit in cheapest if matches.holds(unit))
+            listed.update(dict.fromkeys(islice(holders, _NUM_OF_EACH)))
+        listed.update(dict.fromkeys(unit for _, unit in self._ranks[:_NUM_OF_EACH]))
+        return listed
