@@ -11,7 +11,7 @@ from headway.blocks import BlockHash
 from headway.request import StreamKey
 
 
-class Place(NamedTuple):
+class HostPlace(NamedTuple):
     """A host block, and the place in its chain, from 0, of the KV in it."""
 
     block: int
@@ -27,7 +27,7 @@ class HostPrefixes:
 
     def __init__(self, most_unsaved: int) -> None:
         self._most_unsaved = most_unsaved
-        self._places: dict[BlockHash, Place] = {}
+        self._places: dict[BlockHash, HostPlace] = {}
         self._idle: OrderedDict[BlockHash, None] = OrderedDict()
         self._unsaved: OrderedDict[BlockHash, int] = OrderedDict()  # by number in their chains
         self._saving: dict[int, tuple[BlockHash, int] | None] = {}
@@ -111,7 +111,7 @@ class HostPrefixes:
         if not ok or saved is None or saved[0] in self._places:
             return False
         name, number = saved
-        self._places[name] = Place(block, number)
+        self._places[name] = HostPlace(block, number)
         self._idle[name] = None
         return True
 
