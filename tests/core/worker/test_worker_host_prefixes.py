@@ -79,6 +79,20 @@ def test_a_prefix_that_has_left_the_device_comes_back(beside: bool) -> None:
     assert is_at_rest(worker)
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_a_pass_reads_is_not_given_away(beside: bool) -> None:
+    worker = make(swaps_beside=beside)
+    serve(worker, 1, (*PREFIX, 1))
+    crowd_out(worker)
+    ask(worker, 2, (*PREFIX, 2))
+    host = worker.core.units[0].host
+    (swap,) = worker.passes[0].swapped_in
+    table: list[int] = []
+    assert host.grow(table, 4 * host.num_free)
+    assert not set(table) & set(swap.host_blocks)
+    assert len(table) + len(swap.host_blocks) <= 100
+
+
 def test_a_hit_in_host_memory_begins_where_the_device_ends() -> None:
     worker = make()
     serve(worker, 1, (*PREFIX, 1))
