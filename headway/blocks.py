@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import chain, pairwise
@@ -119,7 +120,8 @@ class BlockPool:
     """Blocks ``first … first + num_blocks - 1`` of a DP unit, with reference counts.
 
     Full blocks with a hash stay cached after their last reference is dropped, until the space is
-    needed: least recently used first. Raises ValueError for misuse (freeing twice).
+    needed: least recently used first, the end of a chain before its beginning, and first of all
+    what no session needs any more (``retire``). Raises ValueError for misuse (freeing twice).
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, first: int = 0) -> None:
@@ -132,8 +134,11 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._cached: dict[BlockHash, int] = {}
         self._hashes: dict[int, BlockHash] = {}
+        # Cached, without references; oldest first. A plain dict finds its first key ever slower.
+        self._unused: OrderedDict[int, None] = OrderedDict()
+        self._successors: dict[BlockHash, BlockHash | None] = {}
+        """The name that has followed a cached one in its chain, None for several."""
         self._ends: dict[int, int] = {}  # blocks up to and with a cached one
-        self._unused: dict[int, None] = {}  # cached, without references; oldest first
         self._num_shared_refs = 0  # references beyond a block's first
         self._num_promised = 0
 
@@ -175,10 +180,13 @@ class BlockPool:
     def _free_unused(self, num_blocks: int) -> None:
         """Free the least recently used cached blocks."""
         for _ in range(num_blocks):
-            block = next(iter(self._unused))
-            del self._unused[block]
-            del self._cached[self._hashes.pop(block)]
+            block, _ = self._unused.popitem(last=False)
+            self._drop(self._hashes.pop(block))
             self._free.append(block)
+
+    def _drop(self, name: BlockHash) -> None:
+        del self._cached[name]
+        self._successors.pop(name, None)
 
     # --- prefix caching ---------------------------------------------------------------
 
@@ -192,14 +200,22 @@ class BlockPool:
             raise ValueError("only an empty table can begin with cached blocks")
         count = self.count_cached(hashes)
         for name in hashes[:count]:
-            block = self._cached[name]
+            table.append(self._cached[name])
+        self.hold(table)
+        return count
+
+    def find(self, name: BlockHash) -> int | None:
+        """Return the block that is cached under this name."""
+        return self._cached.get(name)
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Take a reference to each of these cached blocks."""
+        for block in blocks:
             if block in self._unused:
                 del self._unused[block]
             else:
                 self._num_shared_refs += 1
             self._refs[block - self._first] += 1
-            table.append(block)
-        return count
 
     def num_in_use(self, hashes: Sequence[BlockHash]) -> int:
         """Count the blocks that ``adopt`` would take and that are in use, so cost no free block."""
@@ -221,6 +237,10 @@ class BlockPool:
                 self._cached[hashes[n]] = table[n]
                 self._hashes[table[n]] = hashes[n]
                 self._ends[table[n]] = n + 1
+                if n and hashes[n - 1] in self._cached:
+                    known = self._successors.setdefault(hashes[n - 1], hashes[n])
+                    if known != hashes[n]:
+                        self._successors[hashes[n - 1]] = None
 
     def cached(self) -> Iterator[tuple[BlockHash, int]]:
         """Yield the names that are cached, and where their blocks end in tokens.
@@ -236,7 +256,7 @@ class BlockPool:
         for block in table:
             name = self._hashes.pop(block, None)
             if name is not None:
-                del self._cached[name]
+                self._drop(name)
                 if block in self._unused:
                     del self._unused[block]
                     self._free.append(block)
@@ -273,3 +293,20 @@ class BlockPool:
             else:
                 free.append(block)
         table.clear()
+
+    def retire(self, table: list[int]) -> int:
+        """Release blocks of a session that is over: what only it has used is the first to go.
+
+        Return how many of the first others have used: those before the last fork of its chain,
+        such as a system prompt.
+        """
+        forks = self._successors
+        shared = [
+            n for n, block in enumerate(table) if forks.get(self._hashes.get(block), "") is None
+        ]
+        own = table[shared[-1] + 1 :] if shared else list(table)
+        self.release(table)
+        for block in own:  # the end of the chain comes to stand before its beginning
+            if block in self._unused:
+                self._unused.move_to_end(block, last=False)
+        return shared[-1] + 1 if shared else 0

@@ -58,7 +58,8 @@ class WorkerInfo:
     """Layout of the KV that it sends and takes, "" if it does neither. KV goes to workers of the
     same layout alone."""
     num_host_blocks: int = 0
-    """Blocks of host memory per DP unit that keep cached prefixes."""
+    """Blocks of host memory, per DP unit, that cached prefixes may use where preempted requests
+    leave room; 0: they are on the device alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,10 @@ class Swap(NamedTuple):
     host_blocks: tuple[int, ...] = ()
 
 
+SAVED = StreamKey("", 0)
+"""The key of copies of cached prefixes, which belong to no request."""
+
+
 class Leap(NamedTuple):
     """Decode steps in a row, in the simulator: each over the tokens that the one before has drawn.
 
@@ -75,7 +79,8 @@ class ForwardPass:
     """An execution of the model over one ragged batch, all DP units in lock-step.
 
     Before it, ``swapped_out`` leave their blocks, which others may be given; then ``swapped_in``
-    come back into theirs.
+    come back into theirs. ``saved`` are copied to host memory while it runs: their blocks keep what
+    they hold until it has ended.
 
     ``ended``: requests that this worker has released since the pass before; their blocks are free.
     ``hidden``: places in ``items`` whose hidden state is wanted. ``leap``: None for one step. Else
@@ -87,6 +92,7 @@ class ForwardPass:
     leap: Leap | None = None
     swapped_out: tuple[Swap, ...] = ()
     swapped_in: tuple[Swap, ...] = ()
+    saved: tuple[Swap, ...] = ()
     hidden: tuple[int, ...] = ()
     ended: tuple[StreamKey, ...] = ()
 

@@ -122,6 +122,8 @@ class Device:
             steps = replace(steps, step=self._pace(steps.step, has_prompts))
         if forward_pass.swapped_out or forward_pass.swapped_in:
             steps, most = replace(steps, step=self._with_swaps(steps.step, forward_pass)), 1
+        if forward_pass.saved and (seconds := self._save_time(forward_pass)) > steps.step:
+            steps, most = replace(steps, step=seconds), 1
         if leap is not None and most > 1:
             most = min(most, steps.num_valid, steps.steps_until(leap.until))
             most = min(most, self._batch.steps_to_event())
@@ -210,6 +212,11 @@ class Device:
                 link = swap.blocks[0] // self._blocks_per_unit, bool(is_in)
                 num_tokens[link] = num_tokens.get(link, 0) + swap.num_tokens
         return self._swap_per_token * max(num_tokens.values())
+
+    def _save_time(self, forward_pass: ForwardPass) -> float:
+        """Every unit has a link; what it saves goes beside the pass."""
+        num_tokens = max(swap.num_tokens for swap in forward_pass.saved)
+        return self._swap_per_token * num_tokens
 
     def _shares(self, items: Sequence[PassItem]) -> list[Share]:
         """Return each DP unit's share of this pass."""

@@ -80,6 +80,12 @@ class InstanceSpec:
         is_convertible = self.role is Role.CONVERTIBLE
         return self.profile.as_convertible() if is_convertible else self.profile
 
+    @property
+    def _num_host_blocks(self) -> int:
+        """Engines that plan by themselves keep no KV in host memory."""
+        tokens = self.deployed.host_capacity_tokens if self.planner == HEADWAY else 0
+        return tokens // self.deployed.block_size
+
     def info(self, worker_id: str) -> WorkerInfo:
         """Return its description for the scheduler."""
         profile = self.deployed
@@ -95,6 +101,7 @@ class InstanceSpec:
             max_model_len=self.max_model_len,
             kv_bytes_per_token=profile.kv_bytes_per_token,
             kv_layout=TOKEN_LAYOUT if self.planner == HEADWAY else "",
+            num_host_blocks=self._num_host_blocks,
         )
 
 
@@ -133,6 +140,8 @@ class SimWorker:
         self.spec = spec
         self.started_at = around.kernel.now
         info, profile = spec.info(worker_id), spec.deployed
+        if not settings.host_prefixes:
+            info = replace(info, num_host_blocks=0)
         self.num_blocks = info.num_blocks
         costs = Costs.of([(Role.UNIFIED, profile)])  # it may have to compute prompts again
         settings = replace(settings, host_tokens=profile.host_capacity_tokens, costs=costs)

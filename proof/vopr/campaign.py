@@ -26,6 +26,7 @@ STATES = (
     "a message is doubled",
     "a pass fails",
     "a pass is planned ahead",
+    "a prefix is saved to host memory",
     "a request fails: DEADLINE_EXCEEDED",
     "a request is cancelled while ENDING",
     "a request is cancelled while PREFILLED",

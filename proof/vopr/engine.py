@@ -53,7 +53,7 @@ class PagedEngine:
 
     def begin(self, forward_pass: ForwardPass) -> None:
         """Save the KV that leaves its blocks, before anybody else writes into them."""
-        for swap in forward_pass.swapped_out:
+        for swap in (*forward_pass.swapped_out, *forward_pass.saved):
             for block, host_block in zip(swap.blocks, swap.host_blocks, strict=True):
                 self._host[host_block] = list(self._device[block])
 

@@ -51,6 +51,8 @@ def _problem_of_blocks(unit: WorkerUnit) -> str:
         num_host += len(sequence.kv.host_blocks)
         if sequence.departure is not None:
             refs.update(sequence.departure.sending)
+    for copy in unit.saving:
+        refs.update(copy.blocks)
     first = unit.unit * pool.num_blocks
     for place, count in enumerate(pool._refs):
         if refs[first + place] != count:
@@ -59,6 +61,7 @@ def _problem_of_blocks(unit: WorkerUnit) -> str:
     if num_used + pool.num_free != pool.num_blocks:
         return f"{num_used} blocks used and {pool.num_free} free of {pool.num_blocks}"
     most = unit._settings.host_tokens // BLOCK_SIZE
+    num_host += host.prefixes.num_busy
     if num_host + host.num_free + len(host._leaving) != most:
         return f"{num_host} host blocks used and {host.num_free} free of {most}"
     return _problem_of_sharing(unit, refs, pool)

@@ -177,6 +177,8 @@ class WorkerProcess(KvProcess):
             self.world.hit("KV goes to host memory")
         if forward_pass.swapped_in:
             self.world.hit("KV comes back from host memory")
+        if forward_pass.saved:
+            self.world.hit("a prefix is saved to host memory")
         self.engine.begin(forward_pass)
         self._passes.append(forward_pass)
         if len(self._passes) == 1:

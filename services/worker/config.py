@@ -68,7 +68,8 @@ class EngineConfig(PresetConfig):
     host_kv_gib: float = Field(
         0.0,
         ge=0.0,
-        description="host memory of all DP units for KV of preempted requests, GiB; 0: none",
+        description="host memory of all DP units for KV of preempted requests and of cached "
+        "prefixes, GiB; 0: none",
     )
     chunk_tokens: int = Field(512, ge=1, description="most tokens of a DP unit in one pass")
     max_model_len: int = Field(0, ge=0, description="prompt + output tokens; 0: the model's own")
@@ -109,6 +110,10 @@ class WorkerConfig(EngineConfig):
     )
     prefix_caching: bool = Field(
         True, description="reuse the KV of requests with the same first tokens"
+    )
+    host_prefixes: bool = Field(
+        _DEFAULTS.host_prefixes,
+        description="keep that KV in host memory, too, where preempted requests leave room",
     )
     linger: float = Field(
         0.002,
@@ -152,6 +157,7 @@ class WorkerConfig(EngineConfig):
             linger=self.linger,
             max_running=self.max_running,
             prefix_caching=self.prefix_caching,
+            host_prefixes=self.host_prefixes,
             predict_every=self.predict_every,
             move_rounds=self.move_rounds,
             runs_ahead=self.async_scheduling,

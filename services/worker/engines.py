@@ -27,7 +27,8 @@ MOVES_NO_KV = ("openai", "vllm-native")
 """Engines whose workers can be ``unified`` alone, with one DP unit."""
 _OF_TORCH = ("kernels", "deterministic")
 _OF_PLANNED_PASSES = (
-    *("host_kv_gib", "watermark", "linger", "async_scheduling", "move_rounds", "least_pass_time"),
+    *("host_kv_gib", "host_prefixes", "watermark", "linger", "async_scheduling", "move_rounds"),
+    "least_pass_time",
 )
 _UNREAD: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

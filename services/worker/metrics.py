@@ -134,6 +134,11 @@ class WorkerMetrics:
             "Tokens of admitted requests that the prefix cache had",
             prefixes.num_hit_tokens,
         )
+        yield CounterMetricFamily(
+            "headway_worker_prefix_host_hit_tokens",
+            "Those of them that came back from host memory",
+            prefixes.num_host_hit_tokens,
+        )
         family = CounterMetricFamily(
             "headway_worker_preemptions",
             "Requests whose blocks were taken, for a better one (voluntary) or by need (forced)",

@@ -197,6 +197,7 @@ def name_of_model(config: WorkerConfig) -> str:
 
 def _info(config: WorkerConfig, address: str, engine: EngineInfo) -> WorkerInfo:
     _refuse_role(engine.kv_layout, Role(config.role))
+    keeps_prefixes = config.prefix_caching and config.host_prefixes
     info = WorkerInfo(
         worker_id=config.service_id,
         address=address,
@@ -209,6 +210,7 @@ def _info(config: WorkerConfig, address: str, engine: EngineInfo) -> WorkerInfo:
         max_model_len=config.max_model_len or engine.max_model_len,
         kv_bytes_per_token=engine.kv_bytes_per_token,
         kv_layout=engine.kv_layout,
+        num_host_blocks=engine.num_host_blocks // config.dp if keeps_prefixes else 0,
     )
     capacity = info.num_blocks * info.block_size
     if capacity < info.max_model_len:

@@ -56,7 +56,7 @@ class FakeEngine:
 
     def run(self, forward_pass: ForwardPass) -> PassResult:
         time.sleep(0.003)  # as a small model's: a cancel comes before the end
-        for out in forward_pass.swapped_out:
+        for out in (*forward_pass.swapped_out, *forward_pass.saved):
             self._host[list(out.host_blocks)] = self._kv[list(out.blocks)]
         self._writable.set()
         for back in forward_pass.swapped_in:

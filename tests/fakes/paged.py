@@ -64,6 +64,8 @@ class PagedFake:
             self.write_host(swap.host_blocks, self.read(swap.blocks))
             if not self.shared:
                 self.write(swap.blocks, [None] * (len(swap.blocks) * self.block_size))
+        for swap in forward_pass.saved:
+            self.write_host(swap.host_blocks, self.read(swap.blocks))
         for swap in forward_pass.swapped_in:
             self.write(swap.blocks, self.read_host(swap.host_blocks))
         sampled = tuple(

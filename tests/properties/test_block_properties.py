@@ -81,6 +81,59 @@ def test_the_least_recently_used_prefix_makes_room_first() -> None:
     assert (pool.count_cached(["old"]), pool.count_cached(["new"])) == (0, 1)
 
 
+def kept(pool: BlockPool, tokens: list[int]) -> list[int]:
+    """A chain over these tokens, cached, and still held."""
+    table, hashes = list[int](), block_names(tokens, SIZE)
+    pool.adopt(table, hashes)
+    assert pool.grow(table, len(tokens))
+    pool.cache(table, hashes)
+    return table
+
+
+def test_the_end_of_a_chain_makes_room_before_its_beginning() -> None:
+    pool, tokens = BlockPool(4, SIZE), list(range(12))
+    pool.release(kept(pool, tokens))
+    for num_left in (2, 1, 0):
+        pool.promise(4 - num_left)
+        assert pool.count_cached(block_names(tokens, SIZE)) == num_left
+        pool.promise(0)
+
+
+def test_a_use_makes_a_prefix_young_again() -> None:
+    pool = BlockPool(2, SIZE)
+    for tokens in ([1] * SIZE, [2] * SIZE, [1] * SIZE):
+        pool.release(kept(pool, tokens))
+    pool.promise(1)
+    names = [block_names([token] * SIZE, SIZE) for token in (1, 2)]
+    assert [pool.count_cached(name) for name in names] == [1, 0]
+
+
+def test_what_only_a_session_that_is_over_has_used_makes_room_first() -> None:
+    pool, system = BlockPool(8, SIZE), [0] * SIZE
+    turns = [[*system, *[1] * 4], [*system, *[1] * 8]]
+    pool.release(kept(pool, [*system, *[2] * 8]))
+    pool.release(kept(pool, turns[0]))
+    pool.retire(kept(pool, turns[1]))
+    pool.promise(3)  # of five blocks, three are free
+    assert pool.count_cached(block_names(turns[1], SIZE)) == 3
+    pool.promise(4)
+    assert pool.count_cached(block_names(turns[1], SIZE)) == 2
+    pool.promise(5)
+    assert pool.count_cached(block_names(turns[1], SIZE)) == 1
+    pool.promise(7)
+    assert pool.count_cached(block_names([*system, *[2] * 8], SIZE)) == 1
+
+
+def test_blocks_of_a_session_that_is_over_stay_with_who_uses_them() -> None:
+    pool, tokens = BlockPool(4, SIZE), [1] * 8
+    first, second = kept(pool, tokens), kept(pool, tokens)
+    assert first == second
+    pool.retire(first)
+    assert pool.num_free == 2
+    pool.promise(2)
+    assert pool.count_cached(block_names(tokens, SIZE)) == 2
+
+
 def test_a_table_that_holds_blocks_cannot_begin_with_cached_ones() -> None:
     pool, table = BlockPool(2, SIZE), list[int]()
     pool.grow(table, 1)

@@ -113,7 +113,7 @@ class VllmBackend:
     def _swap(self, forward_pass: ForwardPass) -> float:
         """Copy the pass's swaps; return the seconds that they took."""
         swaps = (*forward_pass.swapped_out, *forward_pass.swapped_in)
-        if not swaps:
+        if not swaps and not forward_pass.saved:
             return 0.0
         started_at = time.perf_counter()
         self._plans.forget(swap.key for swap in swaps)

@@ -79,7 +79,7 @@ class VllmKvStore(KvStore):
 
 
 class HostBlocks:
-    """Host memory for the KV of preempted requests, each block as vLLM's layout has it."""
+    """Host memory for KV of preempted requests and of prefixes, in blocks of vLLM's layout."""
 
     def __init__(self, caches: Sequence[torch.Tensor], num_blocks: int) -> None:
         self._caches = caches
@@ -90,7 +90,7 @@ class HostBlocks:
 
     def swap(self, forward_pass: ForwardPass) -> None:
         """Copy what leaves, then what comes back."""
-        for swap in forward_pass.swapped_out:
+        for swap in (*forward_pass.swapped_out, *forward_pass.saved):
             device, host = _places(swap)
             for kv, kept in zip(self._caches, self.blocks, strict=True):
                 kept[host] = kv[device].cpu()

@@ -121,7 +121,9 @@ class WorkerCore:
         """Prefix cache statistics since the start."""
         counts = [unit.prefix_counts for unit in self._state.units]
         return PrefixCounts(
-            sum(c.num_asked_tokens for c in counts), sum(c.num_hit_tokens for c in counts)
+            sum(c.num_asked_tokens for c in counts),
+            sum(c.num_hit_tokens for c in counts),
+            sum(c.num_host_hit_tokens for c in counts),
         )
 
     @property
@@ -295,6 +297,7 @@ class WorkerCore:
             planned.leap,
             swapped_out,
             swapped_in,
+            saved=() if swapped_out else state.take_saves(),  # who has no room goes first
             hidden=state.predictions.wanted(in_pass),
             ended=state.take_ended(),
         )
@@ -332,6 +335,8 @@ class WorkerCore:
                     if self._draw(sequence, sampled, result.pass_time, now):
                         running.append(sequence)
                         continue
+                elif sequence.kv.hashes:
+                    state.units[sequence.unit].cache(sequence)
             if sequence.departure is not None:
                 actions += departures.call_off(sequence)
         if result.hidden is not None:

@@ -20,7 +20,7 @@ from headway.core.worker.lifecycle import Stage
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.state import WorkerState
 from headway.cost.pass_time import Share as Work
-from headway.forward_pass import PENDING, ForwardPass, PassItem
+from headway.forward_pass import PENDING, SAVED, ForwardPass, PassItem
 from headway.request import StreamKey
 
 Share = tuple[PassItem, Sequence]
@@ -68,13 +68,19 @@ class Flight:
             sequence.kv.is_returning = False
 
     def end_swaps(
-        self, state: WorkerState, failed: Collection[StreamKey] = ()
+        self,
+        state: WorkerState,
+        failed: Collection[StreamKey] = (),
+        blamed: Collection[StreamKey] = (),
     ) -> list[WorkerAction]:
         """Note that KV has been copied, except for the ``failed``; send requests waiting to leave.
 
-        The move of a request that was cancelled during its swap is called off.
+        The move of a request that was cancelled during its swap is called off. Prefixes that the
+        ``blamed`` have read are no longer trusted.
         """
         actions: list[WorkerAction] = []
+        for unit in state.units:
+            unit.end_copies(self.forward_pass, blamed)
         for sequence in self.swapped_out:
             if sequence.stage is Stage.SWAPPING_OUT:
                 has_failed = sequence.key in failed
@@ -93,18 +99,34 @@ class Flight:
         """End the requests at fault (all of them if none is named); reschedule the others."""
         self.land(event.pass_id)
         swapped = {sequence.key for sequence in (*self.swapped_out, *self.returning)}
+        reading = self._reading(state)
         # A failure without keys may have come before the swaps: recomputing is safe.
-        actions = self.end_swaps(state, event.keys or swapped)
-        blamed = set(event.keys) & ({item.key for item, _ in self.in_pass} | swapped)
+        failed = {*reading, *(event.keys or swapped)}
+        actions = self.end_swaps(state, failed, {*event.keys, SAVED})
+        in_pass = () if event.keys else {item.key for item, _ in self.in_pass}
+        for sequence in reading.values():
+            if sequence.stage is Stage.RUNNING and sequence.key not in in_pass:
+                state.units[sequence.unit].lose_read(sequence)
+        blamed = set(event.keys) & ({item.key for item, _ in self.in_pass} | swapped | {SAVED})
         for item, sequence in self.in_pass:
             if sequence.ended is not None:
                 state.finish(sequence, sequence.ended)
             elif item.start != sequence.kv.num_computed:
-                continue  # the pass before it has failed, not this request
+                continue  # the pass before it has failed, or a copy, not this request
             elif not blamed or item.key in blamed:
                 state.fail(sequence, event.message, event.code)
             actions += _go_or_stay(state, sequence)
         return actions
+
+    def _reading(self, state: WorkerState) -> dict[StreamKey, Sequence]:
+        """Return the requests that read cached prefixes from host memory in it."""
+        found = [state.find(swap.key) for swap in self.forward_pass.swapped_in]
+        units = state.units
+        return {
+            sequence.key: sequence
+            for sequence in found
+            if sequence is not None and units[sequence.unit].host.prefixes.is_read_by(sequence.key)
+        }
 
     def can_be_followed(self, state: WorkerState) -> bool:
         """Return whether another pass may be planned behind this one, the only one in flight.

@@ -90,7 +90,8 @@ class PassPlanner:
         room.clear()
         version = queue.version
         hopeless = kept.refused if kept.refused_version == version else None
-        plan = _UnitPlan(self._limits, unit, queue, room, hopeless, fair, gently=gently)
+        before = kept.served
+        plan = _UnitPlan(self._limits, unit, queue, room, hopeless, fair, before, gently=gently)
         shares = plan.shares()
         kept.served, kept.refused, kept.refused_version = plan.served, plan.refused, version
         kept.is_short = room.is_short
@@ -221,6 +222,7 @@ class _UnitPlan:
         room: BlockAllocator,
         hopeless: Sequence | None,
         fair: FairChunk | None,
+        before: abc.Sequence[Entry[Sequence]],
         *,
         gently: bool,
     ) -> None:
@@ -233,7 +235,10 @@ class _UnitPlan:
         self._room = room
         self._hopeless = hopeless  # could not be admitted last time, and nothing has changed
         self._gently = gently
-        self._num_admitted = 0
+        self._queue = queue
+        self._before = before  # served by the last plan
+        self._num_turns = 0  # of waiting requests
+        self._put_off: list[Entry[Sequence]] = []  # another computes their next block
         self._budget = limits.chunk_tokens
         self._places = float(limits.max_running or inf)
         self._planned: dict[Entry[Sequence], PassItem] = {}
@@ -250,8 +255,30 @@ class _UnitPlan:
         for entry in self._held_back:
             if self._places <= 0 or not self._extend(entry):
                 break
+        self._serve_put_off()
         self.served = list(self._planned)
         return [(item, entry.candidate) for entry, item in self._planned.items()]
+
+    def _serve_put_off(self) -> None:
+        """Serve who waited for another's block, where the pass does not compute it after all."""
+        room = self._room
+        for entry in self._put_off:
+            if self._budget <= 0 or self._places <= 0 or not room.is_open or room.yielded:
+                return
+            if not self._is_being_made(entry.candidate, ()):
+                self._serve(entry)
+
+    def _is_being_made(self, sequence: Sequence, before: abc.Sequence[Entry[Sequence]]) -> bool:
+        """Return whether its next block is computed in this pass by another, or seems to be.
+
+        ``before``: whom the last plan has served; their turns may still come. A request that is
+        not served holds up nobody.
+        """
+        maker = self._unit.maker(sequence)
+        if maker is None or maker.stage is Stage.SWAPPING_IN:
+            return maker is not None
+        entry = self._queue.find(maker.key)
+        return entry in self._planned or entry in before
 
     def _serve(self, entry: Entry[Sequence]) -> None:
         """Plan its tokens, as many as the chunk and its tenant's part of it have."""
@@ -301,12 +328,17 @@ class _UnitPlan:
             ):
                 break
             room.turn, place = room.turn + 1, None
-        if room.is_open and self._num_admitted < len(self._waiting):
-            waiting = self._waiting[self._num_admitted]
+        while room.is_open and self._num_turns < len(self._waiting):
+            waiting = self._waiting[self._num_turns]
             if room.yielded is not None and room.yielded < waiting:
                 room.is_open = False
-            elif place is None or waiting < place:
-                return waiting[2]
+            elif place is not None and place < waiting:
+                break
+            else:
+                self._num_turns += 1
+                if not self._is_being_made(waiting[2].candidate, self._before):
+                    return waiting[2]
+                self._put_off.append(waiting[2])
         if place is None:
             return None
         room.turn += 1
@@ -314,7 +346,6 @@ class _UnitPlan:
 
     def _admit(self, sequence: Sequence) -> bool:
         if self._room.admit(sequence, is_hopeless=sequence is self._hopeless):
-            self._num_admitted += 1
             return True
         if not self._room.is_short:
             self.refused = sequence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headway.cost.costs import Costs
 from headway.forward_pass import ForwardPass, PassResult
 
 _KEPT = 0.9
@@ -9,6 +10,10 @@ _KEPT = 0.9
 
 _HOPE = 0.98
 """Factor on the swap's time whenever it loses, so that it is tried again eventually."""
+
+_SAVING = 0.25
+"""Share of a pass during which cached blocks are copied to host memory: few enough that the copies
+have ended before the pass, and more than a pass computes wherever reading back is worth it."""
 
 
 class _Rate:
@@ -32,9 +37,12 @@ class MemoryRates:
     While one of them is unknown KV is swapped, which is safer and measures it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, costs: Costs | None = None) -> None:
+        """``costs``: a profile's, which stand for prefixes until there are measured ones."""
+        self._known = costs or Costs()
         self._prefill = _Rate()
         self._swap = _Rate()
+        self._pass_time = 0.0
 
     @property
     def prefill_per_token(self) -> float | None:
@@ -47,11 +55,13 @@ class MemoryRates:
         return self._swap.per_token
 
     def ran(self, forward_pass: ForwardPass, result: PassResult) -> None:
-        """Measure a pass that has ended: its swaps, and its prefill if it is mostly that."""
+        """Measure a pass that has ended: its copies, and its prefill if it is mostly that."""
+        self._pass_time = result.pass_time
         swaps = (*forward_pass.swapped_out, *forward_pass.swapped_in)
+        copies = (*swaps, *forward_pass.saved)
+        if copies and result.swap_time > 0.0:
+            self._swap.add(result.swap_time, sum(copy.num_tokens for copy in copies))
         if swaps:
-            if result.swap_time > 0.0:
-                self._swap.add(result.swap_time, sum(swap.num_tokens for swap in swaps))
             return
         num_tokens = sum(len(item.token_ids) for item in forward_pass.items)
         if num_tokens > 2 * len(forward_pass.items):
@@ -66,3 +76,21 @@ class MemoryRates:
             return True
         self._swap.seconds *= _HOPE
         return False
+
+    # --- cached prefixes ----------------------------------------------------------------
+
+    @property
+    def is_read_sooner(self) -> bool:
+        """True if a prefix is sooner back from host memory than computed."""
+        prefill, swap = self.prefill_per_token or self._known.prefill_per_token, self._copy
+        return not prefill or not swap or swap <= prefill
+
+    @property
+    def num_savable_tokens(self) -> int:
+        """Tokens whose KV goes to host memory during a pass like the last without slowing it."""
+        return int(_SAVING * self._pass_time / self._copy) if self._copy else 0
+
+    @property
+    def _copy(self) -> float:
+        """Seconds per token, one way; 0 if unknown."""
+        return self.swap_per_token or self._known.swap_per_token / 2

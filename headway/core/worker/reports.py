@@ -150,7 +150,7 @@ class Reports:
         held = tuple([s.held() for s in sequences])
         state.costs.take_news()  # the snapshot reports it
         most = _MOST_NAMES // len(state.units)
-        prefixes = tuple([unit.prefixes(most) for unit in state.units])
+        prefixes = tuple([tier for unit in state.units for tier in unit.prefixes(most)])
         return Snapshot(state.info, state.loads, held, self.draining, state.costs.report, prefixes)
 
 

@@ -26,7 +26,10 @@ class Kv:
     num_named: int = 0
     """Blocks whose names are in the pool."""
     num_hit_tokens: int = 0
-    """Cached tokens when it was first admitted or began to wait."""
+    """Cached tokens, on the device or in host memory, when it was first admitted or began to wait.
+    """
+    making: BlockHash = None
+    """Name of the block that it computes next while its prompt lacks tokens, else None."""
     is_returning: bool = False
     """True while a pass copies it back from host memory: its blocks may not be read yet."""
 

@@ -32,7 +32,9 @@ class WorkerSettings:
     reader_pace: float = 0.1
     """Seconds that a reader takes per answering token."""
     host_tokens: int = 0
-    """Tokens of KV that a DP unit may keep in host memory for preempted requests."""
+    """Tokens of KV that a DP unit may keep in host memory, of preempted requests before all."""
+    host_prefixes: bool = True
+    """True if cached prefixes are kept there, too, where preempted requests leave room."""
     prefix_caching: bool = False
     """True if a request may start with cached KV of an equal beginning."""
     predict_every: int = 0

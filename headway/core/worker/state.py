@@ -75,7 +75,7 @@ class WorkerState:
         self.max_len = min(info.max_model_len, info.num_blocks * info.block_size)
         self.readers = Readers(settings)
         self.predictions = Predictions(info.role, settings.predict_every, oracle, estimation)
-        self.rates = MemoryRates()
+        self.rates = MemoryRates(settings.costs)
         can_swap = settings.host_tokens > 0
         self.costs = CostMeter(info, settings.costs, self.rates, can_swap=can_swap)
         self.lives = LifeNews(is_on=settings.tells_lives)
@@ -114,6 +114,10 @@ class WorkerState:
             unit.host.swapped_out.clear()
             unit.host.swapped_in.clear()
         return swaps
+
+    def take_saves(self) -> tuple[Swap, ...]:
+        """Return the next pass's copies of prefixes to host memory."""
+        return tuple(swap for unit in self.units for swap in unit.save())
 
     def take_ended(self) -> tuple[StreamKey, ...]:
         """Return and clear the requests released since the last pass."""
@@ -261,7 +265,7 @@ class WorkerState:
     def fail(self, sequence: Sequence, message: str, code: Code = Code.INTERNAL) -> None:
         """End a request at fault in a failed pass, and send its client the reason."""
         # The fault may lie in cached KV that it started with: no other request may use that.
-        self.units[sequence.unit].pool.forget(sequence.kv.blocks)
+        self.units[sequence.unit].forget(sequence)
         self.outbox.fail(sequence.request, message, code)
         self.finish(sequence, FinishReason.ERROR)
 

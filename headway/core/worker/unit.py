@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, abc
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 
 from headway.blocks import (
     BlockHash,
@@ -22,6 +22,7 @@ from headway.core.worker.news import LifeNews
 from headway.core.worker.rates import MemoryRates
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.settings import WorkerSettings
+from headway.forward_pass import ForwardPass, Swap
 from headway.messages import Admission, CachedPrefixes
 from headway.request import Request, StreamKey
 
@@ -33,10 +34,14 @@ _CANDIDATES = (Stage.RUNNING, Stage.WAITING, Stage.SWAPPING_IN, Stage.SWAPPING_O
 
 @dataclass(slots=True)
 class PrefixCounts:
-    """Tokens of admitted requests, and how many of them were cached."""
+    """Tokens of admitted requests, and how many of them were cached.
+
+    ``num_host_hit_tokens``: those of the hits that came back from host memory.
+    """
 
     num_asked_tokens: int = 0
     num_hit_tokens: int = 0
+    num_host_hit_tokens: int = 0
 
 
 class WorkerUnit:
@@ -68,7 +73,10 @@ class WorkerUnit:
         size = info.block_size
         num_host = settings.host_tokens // size
         self.pool = BlockPool(info.num_blocks, size, first=unit * info.num_blocks)
-        self.host = HostMemory(num_host, size, first=unit * num_host)
+        self.host = HostMemory(num_host, size, first=unit * num_host, most_unsaved=info.num_blocks)
+        self._has_second_tier = settings.host_prefixes and num_host > 0
+        self.saving: list[Swap] = []
+        """Copies of prefixes to host memory by passes in flight, which hold their blocks."""
         self.prefix_counts = PrefixCounts()
         self.sequences: dict[StreamKey, Sequence] = {}
         self.apart: dict[StreamKey, Sequence] = {}
@@ -80,6 +88,8 @@ class WorkerUnit:
         """Requests by tenant."""
         self.prompts: dict[StreamKey, Sequence] = {}
         """Requests that may lack prompt tokens; who reads it takes out those that decode."""
+        self._making: dict[BlockHash, Sequence] = {}
+        """Requests by the name of the prompt's block that each computes next."""
 
     def candidate(self, key: StreamKey) -> Sequence | None:
         """Return the request with that key if a forward pass may serve it."""
@@ -96,7 +106,9 @@ class WorkerUnit:
             kv.namer = PrefixNamer(request.cache_salt)
             kv.hashes = block_names(token_ids, self.pool.block_size, kv.namer)
         if sequence.stage is Stage.WAITING and kv.hashes:
-            num_blocks = self.pool.count_cached(self.adoptable(sequence))
+            names = self.adoptable(sequence)
+            num_blocks = self.pool.count_cached(names)
+            num_blocks += len(self._readable(names[num_blocks:]))
             kv.num_hit_tokens = num_blocks * self.pool.block_size
         self.sequences[sequence.key] = self.apart[sequence.key] = sequence
         self.prompts[sequence.key] = sequence
@@ -116,39 +128,93 @@ class WorkerUnit:
         """Give it blocks for all of its tokens; there must be room.
 
         KV in host memory is copied back. Without any, it starts with cached blocks of its prefix,
-        except for the last token, which has to be computed.
+        on the device or in host memory, except for the last token, which has to be computed.
         """
         kv = sequence.kv
         was_swapped = kv.num_computed > 0
-        if not was_swapped:
-            self._adopt(sequence)
+        names = () if was_swapped else self._adopt(sequence)
+        num_adopted = len(kv.blocks)
         granted = self.pool.grow(kv.blocks, sequence.num_tokens)
         assert granted, "room was made for it"
         if was_swapped:
             self.host.swap_in(sequence.key, kv)
-        is_beside = was_swapped and self._settings.swaps_beside
+        elif names:
+            blocks = kv.blocks[num_adopted : num_adopted + len(names)]
+            self.host.read(sequence.key, blocks, names)
+            kv.is_returning = True
+        is_beside = kv.is_returning and self._settings.swaps_beside
         self.move(sequence, Event.SWAPS_IN if is_beside else Event.ADMITTED)
+        self._note_making(sequence)
 
     def adoptable(self, sequence: Sequence) -> abc.Sequence[BlockHash]:
         """Return the hashes of cached blocks that it may start with, without its last token."""
         return sequence.kv.hashes[: (sequence.num_tokens - 1) // self.pool.block_size]
 
-    def _adopt(self, sequence: Sequence) -> None:
+    def _readable(self, names: abc.Sequence[BlockHash]) -> abc.Sequence[BlockHash]:
+        """Return the leading names that host memory has, if it has them sooner than computing."""
+        if not self._has_second_tier or not self.rates.is_read_sooner:
+            return ()
+        return names[: self.host.prefixes.count(names)]
+
+    def _adopt(self, sequence: Sequence) -> abc.Sequence[BlockHash]:
+        """Let it start with cached blocks; return the names that follow out of host memory."""
         kv = sequence.kv
         if not kv.hashes and not self._settings.prefix_caching:
-            return
-        kv.num_named = self.pool.adopt(kv.blocks, self.adoptable(sequence))
-        num_hit_tokens = kv.num_computed = kv.num_named * self.pool.block_size
+            return ()
+        names = self.adoptable(sequence)
+        kv.num_named = self.pool.adopt(kv.blocks, names)
+        in_host = self._readable(names[kv.num_named :])
+        size = self.pool.block_size
+        self._note_hit(sequence, kv.num_named * size, len(in_host) * size)
+        return in_host
+
+    def _note_use(self, names: abc.Sequence[BlockHash], first: int = 0) -> None:
+        if self._has_second_tier:
+            self.host.prefixes.use(names, first)
+
+    def _note_hit(self, sequence: Sequence, num_device_tokens: int, num_host_tokens: int) -> None:
+        """Note an admission's cached tokens, by the tier that has them."""
+        kv = sequence.kv
+        num_hit_tokens = kv.num_computed = num_device_tokens + num_host_tokens
         if num_hit_tokens > sequence.num_cached_tokens and not sequence.attained_tokens:
             sequence.num_cached_tokens = num_hit_tokens
         if not sequence.num_preemptions:
             kv.num_hit_tokens = num_hit_tokens
-            self.admitted.append(Admission(sequence.key, num_hit_tokens))
+            self.admitted.append(Admission(sequence.key, num_hit_tokens, num_host_tokens))
             self.prefix_counts.num_asked_tokens += sequence.num_tokens
             self.prefix_counts.num_hit_tokens += num_hit_tokens
+            self.prefix_counts.num_host_hit_tokens += num_host_tokens
+
+    def maker(self, sequence: Sequence) -> Sequence | None:
+        """Return who computes the block of a waiting prompt that it would compute first, if any.
+
+        A block is in the making until a pass with its last token has ended, or until its request
+        has lost its blocks. There are as many makers as prompts with blocks: a handful.
+        """
+        if not self._making or sequence.kv.num_computed:
+            return None
+        names = self.adoptable(sequence)
+        for name, maker in self._making.items():
+            place = maker.kv.num_named
+            if place < len(names) and names[place] == name and not self.pool.count_cached([name]):
+                return maker
+        return None
+
+    def _note_making(self, sequence: Sequence) -> None:
+        """Note the block that its prompt computes next, or that there is none."""
+        kv = sequence.kv
+        if kv.making is not None:
+            if self._making.get(kv.making) is sequence:
+                del self._making[kv.making]
+            kv.making = None
+        is_prompt = sequence.num_remaining > (1 if sequence.output else 0)
+        num_full = sequence.num_tokens // self.pool.block_size
+        if kv.blocks and is_prompt and kv.num_named < min(num_full, len(kv.hashes)):
+            kv.making = kv.hashes[kv.num_named]
+            self._making.setdefault(kv.making, sequence)
 
     def cache(self, sequence: Sequence) -> None:
-        """Share its full blocks: a drawn token shows that their KV is sound.
+        """Share its full blocks: others may wait for them (``maker``).
 
         Its last token has no KV yet, so the block that it fills is named one pass later.
         """
@@ -161,7 +227,49 @@ class WorkerUnit:
             tokens = sequence.tokens(len(hashes) * size, num_full * size)
             hashes += block_names(tokens, size, kv.namer)
         self.pool.cache(kv.blocks, hashes, kv.num_named, num_full)
+        self._note_use(hashes[kv.num_named : num_full], kv.num_named)
         kv.num_named = num_full
+        self._note_making(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Withdraw its blocks from the prefix cache: their KV may be wrong."""
+        self.pool.forget(sequence.kv.blocks)
+        self.host.forget(sequence.kv.hashes[: len(sequence.kv.blocks)])
+
+    # --- copies of prefixes in host memory ----------------------------------------------
+
+    def save(self) -> Iterable[Swap]:
+        """Plan copies to host memory of cached blocks that are not there, the oldest first.
+
+        There are as many as a pass has time for; their blocks are held until it has ended.
+        """
+        most = max(1, self.rates.num_savable_tokens // self.pool.block_size)
+        most = min(most, self.host.num_free)
+        prefixes, names, blocks = self.host.prefixes, list[tuple[BlockHash, int]](), list[int]()
+        while len(names) < most and (unsaved := prefixes.next_unsaved()) is not None:
+            block = self.pool.find(unsaved[0])
+            if block is not None and unsaved[0] not in prefixes:
+                names.append(unsaved)
+                blocks.append(block)
+        if names:
+            self.pool.hold(blocks)
+            self.saving.append(self.host.save(names, blocks))
+            yield self.saving[-1]
+
+    def end_copies(self, forward_pass: ForwardPass, failed: Collection[StreamKey]) -> None:
+        """Note that a pass has ended which may have copied prefixes to or from host memory."""
+        own = [swap for swap in self.saving if swap in forward_pass.saved]
+        for swap in own:
+            self.saving.remove(swap)
+            self.pool.release(list(swap.blocks))
+        self.host.end_copies(forward_pass, own, failed)
+
+    def lose_read(self, sequence: Sequence) -> None:
+        """Let a request compute what its pass should have read from host memory."""
+        kv = sequence.kv
+        kv.num_computed = kv.num_hit_tokens = kv.num_named * self.pool.block_size
+        self.prompts[sequence.key] = sequence
+        self.changed[sequence.key] = None
 
     def preempt(self, sequence: Sequence, *, voluntary: bool = False, cause: str = "") -> None:
         """Take its blocks; copy its KV to host memory if that is faster than computing it again."""
@@ -172,6 +280,7 @@ class WorkerUnit:
         self.pool.release(kv.blocks)
         self.prompts[sequence.key] = sequence
         kv.num_named = 0
+        self._note_making(sequence)
         self.move(sequence, event, cause, num_lost)
         sequence.num_preemptions += 1
         sequence.num_voluntary += voluntary
@@ -189,7 +298,10 @@ class WorkerUnit:
             self.prompts[sequence.key] = sequence
             self.pool.release(sequence.kv.blocks)
             self.host.release(sequence.kv)
-            sequence.kv.num_computed = 0
+            sequence.kv.num_computed = sequence.kv.num_named = 0
+            self._note_making(sequence)
+        elif sequence.kv.blocks:
+            self.cache(sequence)
         self.move(sequence, Event.KV_LOST if has_failed else Event.SWAPPED)
 
     def remove(self, sequence: Sequence) -> None:
@@ -197,13 +309,25 @@ class WorkerUnit:
         self.host.release(sequence.kv)
         if sequence.departure is not None:
             self.pool.release(sequence.departure.sending)
-        self.pool.release(sequence.kv.blocks)
+        self._leave_blocks(sequence)
+        self._note_making(sequence)
         del self.sequences[sequence.key]
         self.apart.pop(sequence.key, None)
         self.released.append(sequence.key)
         self.prompts.pop(sequence.key, None)
         self._forget_tenant(sequence.request.standing.tenant)
         self.move(sequence, Event.RELEASED)
+
+    def _leave_blocks(self, sequence: Sequence) -> None:
+        """Release its blocks; what its session alone has used goes first if that is over."""
+        kv = sequence.kv
+        names = kv.hashes[: kv.num_named]
+        if not sequence.request.ends_session:
+            self.pool.release(kv.blocks)
+            self._note_use(names)
+        else:
+            num_shared = self.pool.retire(kv.blocks)
+            self.host.prefixes.retire(names[num_shared:])
 
     def _forget_tenant(self, tenant: str) -> None:
         self.tenants[tenant] -= 1
@@ -220,9 +344,20 @@ class WorkerUnit:
         ends = map(waypoint, range(first, num_waypoints(num_named * size) + 1))
         return tuple([kv.hashes[end // size - 1] for end in ends if not end % size])
 
-    def prefixes(self, most: int) -> CachedPrefixes:
-        """Return the beginnings that it has cached, the ``most`` most recently used of them."""
-        found = ((name, num_waypoints(end), end) for name, end in self.pool.cached())
+    def prefixes(self, most: int) -> abc.Sequence[CachedPrefixes]:
+        """Return the beginnings that each tier has cached, the ``most`` most recently used ones."""
+        size, prefixes = self.pool.block_size, self.host.prefixes
+        if not self._has_second_tier:
+            return [self._beginnings(self.pool.cached(), most)]
+        in_host = ((name, num_blocks * size) for name, num_blocks in prefixes.cached())
+        return [
+            self._beginnings(self.pool.cached(), most // 2),
+            replace(self._beginnings(in_host, most // 2), in_host=True),
+        ]
+
+    def _beginnings(self, cached: Iterable[tuple[BlockHash, int]], most: int) -> CachedPrefixes:
+        """Return those that end at waypoints, of names with their ends in tokens."""
+        found = ((name, num_waypoints(end), end) for name, end in cached)
         named = [(name, number) for name, number, end in found if waypoint(number) == end]
         kept = named[max(0, len(named) - most) :]
         return CachedPrefixes(self.unit, tuple(n for n, _ in kept), tuple(n for _, n in kept))

@@ -100,16 +100,79 @@ def test_a_whole_prompt_that_is_known_still_has_its_last_token_computed() -> Non
     assert_right(worker, *requests)
 
 
-def test_two_that_arrive_together_compute_their_own_and_a_third_shares() -> None:
+def served(worker: WorkerHarness) -> list[int]:
+    """Who is in the pass that is next to run."""
+    return [item.key.stream_id for item in worker.passes[0].items]
+
+
+def test_of_two_that_arrive_together_the_second_waits_for_the_blocks_of_the_first() -> None:
     worker = make_worker(prefix_caching=True, chunk=64)
     requests = [asking(number, (*PREFIX, number)) for number in (1, 2, 3)]
     submit(worker, *requests[:2])
-    assert len(worker.passes[0].items) == 2
+    assert served(worker) == [1]
     worker.run_pass()
     submit(worker, requests[2])
     worker.run_all()
-    assert num_cached(worker) == {3: 12}
+    assert num_cached(worker) == {2: 12, 3: 12}
     assert_right(worker, *requests)
+
+
+def test_who_waits_for_blocks_holds_back_nobody() -> None:
+    worker = make_worker(prefix_caching=True, chunk=64)
+    others = asking(3, range(50, 60))
+    requests = [asking(1, (*PREFIX, 1)), asking(2, (*PREFIX, 2)), others]
+    submit(worker, *requests)
+    assert served(worker) == [1, 3]
+    worker.run_all()
+    assert_right(worker, *requests)
+
+
+def test_blocks_of_a_long_prompt_are_shared_chunk_by_chunk() -> None:
+    worker = make_worker(prefix_caching=True, chunk=8)
+    long = asking(1, (*PREFIX[:8], *range(20, 60)))
+    short = asking(2, (*PREFIX[:8], 7))
+    submit(worker, long, short)
+    assert served(worker) == [1]
+    worker.run_pass()
+    worker.run_all()
+    assert num_cached(worker) == {2: 8}
+    assert_right(worker, long, short)
+
+
+def test_who_waits_for_a_request_that_is_cancelled_goes_on() -> None:
+    worker = make_worker(prefix_caching=True, chunk=8)
+    first, second = asking(1, (*PREFIX, 1)), asking(2, (*PREFIX, 2))
+    submit(worker, first, second)
+    worker.post(CancelStream(StreamKey("g", 1)))
+    worker.run_pass()
+    assert served(worker) == [2]
+    worker.run_all()
+    assert_right(worker, second)
+
+
+def test_who_waits_for_a_request_that_fails_goes_on() -> None:
+    worker = make_worker(prefix_caching=True, chunk=8)
+    first, second = asking(1, (*PREFIX, 1)), asking(2, (*PREFIX, 2))
+    submit(worker, first, second)
+    worker.post(PassFailed(worker.passes.popleft().pass_id, (StreamKey("g", 1),), "not finite"))
+    worker.run_all()
+    assert num_cached(worker) == {}
+    assert_right(worker, second)
+
+
+def test_blocks_of_a_session_that_is_over_make_room_first() -> None:
+    worker = make_worker(blocks=9, watermark=0.0, prefix_caching=True)
+    other, over = asking(1, (*PREFIX, 1), 1), asking(2, range(20, 33), 1)
+    submit(worker, other)
+    worker.run_all()
+    submit(worker, replace(over, ends_session=True))
+    worker.run_all()
+    submit(worker, asking(3, range(50, 64), 1))
+    worker.run_all()
+    for again in (4, 5):
+        submit(worker, asking(again, (*(PREFIX if again == 4 else range(20, 32)), again), 1))
+        worker.run_all()
+    assert num_cached(worker) == {4: 12, 5: 8}  # nine blocks, of which the third needed one
 
 
 def test_a_conversations_next_turn_begins_with_what_was_generated() -> None:

@@ -124,6 +124,7 @@ infos = st.builds(
     max_model_len=positive,
     kv_bytes_per_token=u64,
     kv_layout=ids | st.just(""),
+    num_host_blocks=u32,
 )
 loads = st.tuples(
     *(

@@ -6,12 +6,15 @@ import pytest
 
 from headway.engine import ModelSize, PassFailure
 from headway.errors import Code, HeadwayError
-from headway.forward_pass import ForwardPass, Swap
+from headway.forward_pass import SAVED, ForwardPass, Swap
+from headway.messages import Dispatch, UnitBatch
+from headway.request import Request, SamplingParams
 from services.worker.config import WorkerConfig
 from services.worker.engine.backend import TorchBackend
 from services.worker.engine.kv import host as host_kv
 from services.worker.loading import host_blocks_per_unit
 from tests.fakes.engine_rig import Run, load, prompt, read_kv, reference_output
+from tests.fakes.memory_rig import MODEL, Client, EngineWorker
 
 
 def engine(llama: str, num_host_blocks: int = 9) -> TorchBackend:
@@ -72,6 +75,64 @@ def test_bytes_travel_to_and_from_host_memory(llama: str) -> None:
     writer.feed(data)
     writer.finish()
     assert b"".join(backend.read_kv((0, 2, 1), from_host=True)) == data
+
+
+@pytest.mark.parametrize("staged_bytes", [1, 2**28])
+def test_cached_kv_is_saved_while_a_pass_reads_it(
+    llama: str, monkeypatch: pytest.MonkeyPatch, staged_bytes: int
+) -> None:
+    monkeypatch.setattr(host_kv, "STAGED_BYTES", staged_bytes)
+    backend, run = engine(llama), Run(prompt(10), 6)
+    run.blocks = [4, 1, 6]
+    step(backend, run)
+    copy = Swap(SAVED, (4, 1), 8, (5, 3))
+    result = backend.run(ForwardPass(2, (run.item(99),), saved=(copy,)))
+    assert result.swap_time > 0
+    data = read_kv(backend, (4, 1))
+    assert b"".join(backend.read_kv((5, 3), from_host=True)) == data
+
+
+def test_turns_on_a_small_pool_say_what_they_say_on_a_large_one(llama: str) -> None:
+    """Five conversations, of which the device holds one, and host memory all."""
+    large, small = Client(), Client()
+    pools = (
+        EngineWorker("large", load(llama, num_blocks=200, block_size=4), large),
+        EngineWorker(
+            "small",
+            load(llama, num_blocks=14, block_size=4, num_host_blocks=200),
+            small,
+            swap_time=1e-9,
+            prefix_caching=True,
+            watermark=0.0,
+        ),
+    )
+    turns = {name: prompt(13, name) for name in range(5)}
+    for stream_id in range(15):
+        name = stream_id % 5
+        request = asking(stream_id, turns[name])
+        for worker in pools:
+            worker.post(Dispatch(stream_id + 1, (UnitBatch(0, (request,)),)))
+            while worker.run_pass():
+                pass
+        assert small.output(stream_id) == large.output(stream_id)
+        turns[name] = (*turns[name], *large.output(stream_id), 7, 8)
+    counts = pools[1].core.prefix_counts
+    assert counts.num_host_hit_tokens > counts.num_asked_tokens / 2
+    assert list(pools[1].leaks()) == []
+
+
+def asking(stream_id: int, token_ids: tuple[int, ...]) -> Request:
+    return Request(
+        request_id=f"r{stream_id}",
+        attempt=0,
+        stream_id=stream_id,
+        gateway_id="g",
+        gateway_address="g:1",
+        model=MODEL,
+        prompt_token_ids=token_ids,
+        sampling=SamplingParams(temperature=0.0, max_tokens=5),
+        arrival_at=float(stream_id),
+    )
 
 
 def test_kv_from_elsewhere_waits_until_a_pass_has_saved_its_own(llama: str) -> None:

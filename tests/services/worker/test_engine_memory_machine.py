@@ -84,6 +84,7 @@ class Memory(RuleBasedStateMachine):
         watermark=st.sampled_from([0.0, 0.1]),
         ahead=st.booleans(),
         beside=st.booleans(),
+        tiers=st.sampled_from([2, 2, 1]),
     )
     def start(
         self,
@@ -95,6 +96,7 @@ class Memory(RuleBasedStateMachine):
         watermark: float,
         ahead: bool,
         beside: bool,
+        tiers: int,
     ) -> None:
         self.client = Client()
         self.requests: dict[int, Request] = {}
@@ -114,6 +116,7 @@ class Memory(RuleBasedStateMachine):
                 watermark=watermark,
                 runs_ahead=ahead,
                 swaps_beside=beside,
+                host_prefixes=tiers == 2,
             )
             for name, backend in zip("ab", backends(self.folder), strict=False)
         ]

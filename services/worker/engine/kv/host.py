@@ -2,7 +2,8 @@
 
 KV that leaves its blocks is copied aside before the pass may write there, and goes to host memory
 while the pass runs. KV comes back while the pass runs, too, or before it if a request in the pass
-needs it. A GPU does this on streams of its own, a CPU in a thread.
+needs it. Cached KV that is saved stays in its blocks, so it is copied from there while the pass
+runs. A GPU does this on streams of its own, a CPU in a thread.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class KvSwapper:
         A swap that fails raises PassFailure with all requests that the pass swaps.
         """
         spent = SwapTime()
-        swaps = (*forward_pass.swapped_out, *forward_pass.swapped_in)
+        swaps = (*forward_pass.swapped_out, *forward_pass.swapped_in, *forward_pass.saved)
         try:
             if not swaps:
                 yield spent
@@ -110,14 +111,18 @@ class KvSwapper:
         copying = self._copier.submit(self._copy, pieces, forward_pass.swapped_in)
         if _waits(forward_pass):
             copying.result()
-        return lambda: aside + copying.result()
+        saving = self._copier.submit(self._copy, (), (), forward_pass.saved)
+        return lambda: aside + copying.result() + saving.result()
 
-    def _copy(self, pieces: Sequence[_Piece], swapped_in: Sequence[Swap]) -> float:
+    def _copy(
+        self, pieces: Sequence[_Piece], swapped_in: Sequence[Swap], saved: Sequence[Swap] = ()
+    ) -> float:
         """Do the part that runs during a pass; return its seconds."""
         began_at = time.perf_counter()
         for staged, host_blocks in pieces:
             self._put(staged, host_blocks)
         self._restore(swapped_in)
+        self._save(saved, _go_on)
         return time.perf_counter() - began_at
 
     def _begin_on_streams(
@@ -130,6 +135,7 @@ class KvSwapper:
         with torch.cuda.stream(out):
             marks[0].record(out)
             self._save(forward_pass.swapped_out, lambda: aside.record(out))
+            self._save(forward_pass.saved, _go_on)
             marks[1].record(out)
         back.wait_stream(compute)
         if forward_pass.swapped_out:
@@ -201,6 +207,10 @@ class KvSwapper:
 
     def _ids(self, blocks: Sequence[int]) -> torch.Tensor:
         return torch.tensor(blocks, device=self._device)
+
+
+def _go_on() -> None:
+    """Do nothing: nobody waits for blocks that keep what they hold."""
 
 
 def _waits(forward_pass: ForwardPass) -> bool:
