@@ -210,8 +210,8 @@ def simulate(
 ) -> Run:
     """Run until every request has ended, or ``until``; who has not ended then has no record.
 
-    ``load``: requests in order of arrival, or sessions. With ``ended`` records go there, and none is kept.
-    ``watch`` may set up samplers before it begins.
+    ``load``: requests in order of arrival, or sessions. With ``ended`` records go there, and none
+    is kept. ``watch`` may set up samplers before it begins.
     """
     kernel, records = Kernel(), list[Record]()
     if keeps_lives:

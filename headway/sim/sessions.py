@@ -10,7 +10,7 @@ from headway.errors import require_over
 from headway.sim.clients import SimRequest
 from headway.sim.kernel import Kernel
 from headway.sim.records import Record
-from headway.workload.session import Session, parents_of
+from headway.workload.session import Session, parents_of, starts_of
 
 _CUT = "one of its sessions lost a turn"
 
@@ -45,6 +45,37 @@ class SessionLoad:
             for each in self.sessions
         ]
         return replace(self, sessions=sessions)
+
+    def replayed(self, rate: float) -> list[SimRequest]:
+        """Return the turns as requests of an open loop, ``rate`` a second in the mean.
+
+        Each comes as if answers took no time, sooner or later by the same factor for all.
+        """
+        starts = starts_of(self.sessions)
+        asked: list[SimRequest] = []
+        for session in self.sessions:
+            at = starts[session.number]
+            for place, turn in enumerate(session.turns):
+                at += turn.pause if place else 0.0
+                asked.append(self.request(session, place, at))
+        asked.sort(key=lambda each: each.arrival_at)
+        first = asked[0].arrival_at
+        speed = rate * (asked[-1].arrival_at - first) / max(1, len(asked) - 1) or 1.0
+        return [replace(r, arrival_at=(r.arrival_at - first) / speed) for r in asked]
+
+    def request(self, session: Session, place: int, at: float) -> SimRequest:
+        """Return a turn of a session, asked at an instant."""
+        turn = session.turns[place]
+        return SimRequest(
+            f"{session.kind or 'session'}-{session.number}.{place}",
+            at,
+            turn.input_length,
+            turn.output_length,
+            turn.reasoning_length,
+            turn.hash_ids,
+            session_id=str(session.number) if self.names else "",
+            ends_session=self.names and self.says_end and place == len(session.turns) - 1,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,26 +168,12 @@ class SessionClients:
 
     def _ask(self, running: _Running) -> None:
         """Ask a session's next turn."""
-        session, load = running.session, self.load
         running.place += 1
         running.num_open = 1
         running.task.num_turns += 1
-        turn = session.turns[running.place]
-        name = f"{session.kind or 'session'}-{session.number}.{running.place}"
-        self._asked[name] = session.number
-        is_last = running.place == len(session.turns) - 1
-        self.submit(
-            SimRequest(
-                name,
-                self.kernel.now,
-                turn.input_length,
-                turn.output_length,
-                turn.reasoning_length,
-                turn.hash_ids,
-                session_id=str(session.number) if load.names else "",
-                ends_session=load.names and load.says_end and is_last,
-            )
-        )
+        request = self.load.request(running.session, running.place, self.kernel.now)
+        self._asked[request.request_id] = running.session.number
+        self.submit(request)
 
     def _part_ended(self, running: _Running) -> None:
         """Note that a turn is over, or a child of it; the next one waits for all of them."""

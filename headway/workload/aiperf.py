@@ -14,12 +14,12 @@ live, so only whole blocks of a conversation's *first* prompt are shared with ot
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 from headway.workload.rows import BadValueError, Record, instant, tokens
-from headway.workload.session import BLOCK_TOKENS, Session, SessionTurn
+from headway.workload.session import BLOCK_TOKENS, Session, SessionTurn, starts_of
 
 TRACE_KEYS = {"input_length", "output_length"}
 MULTI_TURN_KEYS = {"turns"}
@@ -141,7 +141,7 @@ def _text(turn: Record) -> str:
 
 def trace_rows(sessions: Sequence[Session]) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield ``mooncake_trace`` rows, each with the number of its session."""
-    starts = _starts(sessions)
+    starts = starts_of(sessions)
     fresh = count(1 + max((i for s in sessions for t in s.turns for i in t.hash_ids), default=0))
     for session in sessions:
         name, at, before = f"{session.number}", starts[session.number], None
@@ -160,20 +160,6 @@ def trace_rows(sessions: Sequence[Session]) -> Iterator[tuple[int, dict[str, obj
             lengths = {"input_length": length, "output_length": turn.output_length}
             yield session.number, {"session_id": name, **when, **lengths, **more}
             before = turn
-
-
-def _starts(sessions: Sequence[Session]) -> Mapping[int, float]:
-    """Return when each session would start if answers took no time, seconds."""
-    found = {each.number: each.at for each in sessions if each.at is not None}
-    by_number = {each.number: each for each in sessions}
-    waiting = list(found)
-    for number in waiting:  # it grows: children have children
-        at = found[number]
-        for turn in by_number[number].turns:
-            at += turn.pause
-            found.update(dict.fromkeys(turn.children, at))
-            waiting += turn.children
-    return found
 
 
 def _goes_on(before: SessionTurn, turn: SessionTurn) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.errors import Code, HeadwayError
+from headway.workload.arrivals import gaps
 
 BLOCK_TOKENS = 512
 """Tokens of a block that a hash id of a file names."""
@@ -43,6 +45,41 @@ class Session:
 def parents_of(sessions: Sequence[Session]) -> Mapping[int, int]:
     """Return the number of each child's parent."""
     return {c: each.number for each in sessions for turn in each.turns for c in turn.children}
+
+
+def starts_of(sessions: Sequence[Session]) -> Mapping[int, float]:
+    """Return when each session would start if answers took no time, seconds."""
+    found = {each.number: each.at for each in sessions if each.at is not None}
+    by_number = {each.number: each for each in sessions}
+    waiting = list(found)
+    for number in waiting:  # it grows: children have children
+        at = found[number]
+        for place, turn in enumerate(by_number[number].turns):
+            at += turn.pause if place else 0.0
+            found.update(dict.fromkeys(turn.children, at))
+            waiting += turn.children
+    return found
+
+
+def first_of(sessions: Sequence[Session], num_sessions: int) -> list[Session]:
+    """Return the first so many sessions that start by themselves, and all their children."""
+    by_number = {each.number: each for each in sessions}
+    found = [each for each in sessions if each.at is not None][:num_sessions]
+    for each in found:  # it grows: children have children
+        found += [by_number[child] for turn in each.turns for child in turn.children]
+    return found
+
+
+def started(sessions: Sequence[Session], rate: float, rng: random.Random) -> list[Session]:
+    """Return the sessions with Poisson starts, ``rate`` a second (inf: all at once)."""
+    between = gaps("poisson", rate, rng)
+    at, found = 0.0, []
+    for each in sessions:
+        if each.at is not None:
+            at += next(between)
+            each = replace(each, at=at)
+        found.append(each)
+    return found
 
 
 def refuse_lost(sessions: Mapping[int, Session], name: str) -> None:
