@@ -26,6 +26,13 @@ def load_sessions(path: Path) -> list[Session]:
         return read_sessions(lines, str(path))
 
 
+def has_sessions(path: Path) -> bool:
+    """Return whether a file's first row is of sessions, not of single requests."""
+    with open_text(path, "file") as lines:
+        keys = set(read_rows(lines, str(path)).keys)
+    return bool(keys & {*MULTI_TURN_KEYS, OURS, "session_id"})
+
+
 def read_sessions(lines: Iterable[str], name: str) -> list[Session]:
     """Read sessions from the lines of a file called ``name``, in any of the formats."""
     rows = read_rows(lines, name)
