@@ -15,15 +15,16 @@ from bench.plan.candidate import TOPOLOGIES, parse_goal
 from bench.plan.confirm import Confirmed
 from bench.plan.deploy import emit, refuse_all
 from bench.plan.emit import EMITTERS
+from bench.plan.load import Load, different_loads, num_requests
 from bench.plan.make import by_gpus, make_plan
 from bench.plan.report import CapacityPlan, nothing_keeps, rows, sentences
 from bench.plan.search import search
-from bench.plan.source import PlanSource, different_loads, read_source
+from bench.plan.source import PlanSource, read_source
 from bench.plan.space import Space, make_space
 from bench.plan.trial import Trial
 from cli.options import add_json, require_ranges
 from headway.errors import invalid
-from headway.sim.clients import SimRequest
+from headway.sim.sessions import SessionLoad
 from headway.sim.spec import Autoscaling
 
 _MOST_RATE = 1e6
@@ -34,14 +35,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Register the options."""
     parser.description = "Searches over views of the policies, and confirms on the real cores."
     add = parser.add_argument
-    add("--trace", required=True, metavar="FILE", help="a trace, a scenario's file or its name")
+    add(
+        "--trace",
+        required=True,
+        metavar="FILE",
+        help="a trace, sessions, or a scenario or its name",
+    )
     add("--slo", default="", metavar="TEXT", help='"ttft=0.5,tpot=0.05,attainment=0.97", seconds')
     add("--profiles", default="", help="by comma, names or files; default: the scenario's own")
     add("--max-gpus", type=int, default=32, metavar="N", help="of all instances (32)")
     add("--presets", default="vllm-like,sbs,tokenscale", help="(vllm-like,sbs,tokenscale)")
     both = ",".join(TOPOLOGIES)
     add("--topologies", default=both, metavar="LIST", help=f"of {both} (both)")
-    add("--rate", type=float, default=0.0, metavar="R", help="requests/s instead of the load's own")
+    add(
+        "--rate",
+        type=float,
+        default=0.0,
+        metavar="R",
+        help="requests (or sessions) a second, for its own",
+    )
     add("--requests", type=int, default=3000, metavar="N", help="of the load (its first 3000)")
     add("--seeds", type=int, default=3, metavar="N", help="runs of a finalist on the cores (3)")
     add("--autoscale", action="store_true", help="autoscaled fleets, too")
@@ -120,7 +132,7 @@ def _require_scaling(space: Space, source: PlanSource) -> None:
             scaling.make()
 
 
-def _once(loads: Sequence[Sequence[SimRequest]], num_seeds: int) -> Iterable[str]:
+def _once(loads: Sequence[Load], num_seeds: int) -> Iterable[str]:
     if len(loads) == 1 < num_seeds:
         yield "every seed gives the same requests: each finalist runs once"
 
@@ -130,7 +142,7 @@ def _plan(
     args: argparse.Namespace,
     trial: Trial,
     space: Space,
-    loads: Sequence[Sequence[SimRequest]],
+    loads: Sequence[Load],
 ) -> CapacityPlan | None:
     """Return the plan, printed; None where nothing keeps the goal."""
     found = search(trial, space, args.max_gpus)
@@ -151,8 +163,10 @@ def _plan(
 
 def _say_searched(console: Console, trial: Trial) -> None:
     """Say how much was tried, and how much of it on the cores."""
-    shown = f"searched {trial.num_runs} clusters, {len(trial.requests)} requests each"
-    if trial.num_by_cores:
+    shown = f"searched {trial.num_runs} clusters, {num_requests(trial.load)} requests each"
+    if isinstance(trial.load, SessionLoad):
+        shown += "; all on the cores, as views have no sessions"
+    elif trial.num_by_cores:
         shown += f"; {trial.num_by_cores} on the cores, as views do not have who yields memory"
     console.print(shown, soft_wrap=True)
 

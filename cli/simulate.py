@@ -49,6 +49,20 @@ _SHOWN: Sequence[Column] = (
 )
 
 
+_SHOWN_OF_SESSIONS: Sequence[Column] = (
+    ("ttft_mean", 1e3, "TTFT\nmean ms"),
+    ("ttlt_mean", 1.0, "TTLT\nmean s"),
+    ("task_mean", 1.0, "task\nmean s"),
+    ("task_p50", 1.0, "task\nP50 s"),
+    ("task_p99", 1.0, "task\nP99 s"),
+    ("num_tasks", 1.0, "tasks"),
+    ("turns", 1.0, "turns\na task"),
+    ("tasks_cut", 100.0, "cut\n%"),
+    ("hit_share", 100.0, "hit\n%"),
+)
+"""Of a load of sessions."""
+
+
 CORES, POLICIES = "cores", "policies"
 _FIDELITY = "the real cores, or the policies over views: many times faster"
 
@@ -155,6 +169,8 @@ def run(args: argparse.Namespace) -> int:
         autoscales=args.autoscale,
         planner=args.planner,
     )
+    if args.fidelity == POLICIES:
+        scenario.workload.requests(1)  # refuses sessions in a closed loop
     choice, presets = chosen(args), args.preset.split(",")
     for name in presets:  # what is wrong is refused before any process starts
         spec = cluster_spec(find_preset(name), scenario.conditions.but(*parse_choice(*choice)))
@@ -239,20 +255,21 @@ def simulate_job(job: SimulationJob) -> Found:
     workload = scenario.workload if job.rate is None else replace(scenario.workload, rate=job.rate)
     choice = parse_choice(job.policy, job.set)
     spec = cluster_spec(find_preset(job.preset), scenario.conditions.but(*choice))
-    requests = workload.requests(job.seed)
     solo = SoloTime.on(scenario.conditions.instances)
     values, service_of = Digest if job.streams else ManyValues, workload.service_of
     if job.fidelity == POLICIES:
         summary = Summary(scenario.slo, workload.slo_of, values, service_of=service_of)
+        requests = workload.requests(job.seed)
         return Found(summary.row(simulate_views(spec, requests, ended=summary.ended)), {})
     if not (job.out or job.plots or job.trace):  # nobody asks for single requests
         summary = Summary(scenario.slo, workload.slo_of, values, solo, service_of)
-        run = simulate(spec, requests, ended=summary.ended, failures=scenario.failures)
+        load = workload.load(job.seed)
+        run = simulate(spec, load, ended=summary.ended, failures=scenario.failures)
         return Found(summary.row(run), {})
     sampler = Sampler() if job.plots and job.seed == 1 else None
     run = simulate(
         spec,
-        requests,
+        workload.load(job.seed),
         keeps_decisions=bool(job.out),
         keeps_lives=bool(job.out or job.trace),
         failures=scenario.failures,
@@ -340,6 +357,9 @@ def print_runs(table: Sequence[Mapping[str, Any]]) -> None:
         column.no_wrap = True
     console = Console()
     console.print(printed)
+    if any("num_tasks" in row for row in table):
+        titles = ("preset", "rate\n1/s", *(title for _, _, title in _SHOWN_OF_SESSIONS))
+        console.print(make_table(titles, _cells(table, _SHOWN_OF_SESSIONS), collapse_padding=True))
     _print_promises(console, table)
     for rate in dict.fromkeys(row["rate"] for row in table):
         title = "" if rate is None else f"{rate:g} requests/s"

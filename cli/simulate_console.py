@@ -16,7 +16,7 @@ def filmed(scenario: Scenario, preset: str, policy: str, settings: str) -> tuple
     film = Film(scenario.name, preset)
     run = simulate(
         spec,
-        scenario.workload.requests(1),
+        scenario.workload.load(1),
         ended=film.ended,
         keeps_decisions=True,
         keeps_lives=True,

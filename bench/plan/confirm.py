@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.plan.candidate import Goal, Sizing
+from bench.plan.load import Load, in_order, num_requests
 from headway.cluster import Role
-from headway.sim.clients import SimRequest
 from headway.sim.experiment import simulate
 from headway.sim.network import NetworkParams
 from headway.sim.spec import Autoscaling
@@ -53,7 +53,7 @@ class Confirmed:
 
 def confirm(
     candidate: Sizing,
-    loads: Sequence[Sequence[SimRequest]],
+    loads: Sequence[Load],
     goal: Goal,
     network: NetworkParams,
     autoscaling: Autoscaling | None = None,
@@ -63,16 +63,15 @@ def confirm(
     by_seed: list[float] = []
     parts: list[float] = []
     used: list[float] = []
-    for requests in loads:
-        run = simulate(spec, iter(requests))
-        kept = {r.request_id: not goal.missed(r) for r in run.records}
-        flags = [kept.get(request.request_id, False) for request in requests]
+    for load in loads:
+        run = simulate(spec, load)
+        flags = [r is not None and not goal.missed(r) for r in in_order(load, run.records)]
         size = max(1, math.ceil(len(flags) / NUM_PARTS))
         parts += [statistics.fmean(flags[n : n + size]) for n in range(0, len(flags), size)]
         by_seed.append(statistics.fmean(flags))
         used.append(run.gpu_seconds / max(run.ended_at, 1e-9))
     kept_share = statistics.fmean(by_seed)
-    error = max(_spread(parts), _least_error(kept_share, sum(map(len, loads))))
+    error = max(_spread(parts), _least_error(kept_share, sum(map(num_requests, loads))))
     return Confirmed(candidate, kept_share, error, by_seed, statistics.fmean(used), autoscaling)
 
 

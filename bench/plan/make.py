@@ -7,10 +7,10 @@ from functools import partial
 
 from bench.plan.candidate import Sizing
 from bench.plan.confirm import Confirmed, autoscaled, choose, confirm
+from bench.plan.load import Load, rate_of, unit_of
 from bench.plan.report import CapacityPlan
 from bench.plan.search import breaks_at, one_less
 from bench.plan.trial import Outcome, Trial
-from headway.sim.clients import SimRequest
 from headway.sim.spec import Autoscaling
 
 NUM_FINALISTS = 3
@@ -21,7 +21,7 @@ _AROUND = range(-3, 3)
 def make_plan(
     trial: Trial,
     found: Sequence[Outcome],
-    loads: Sequence[Sequence[SimRequest]],
+    loads: Sequence[Load],
     most_gpus: int,
     *,
     autoscales: bool = False,
@@ -38,13 +38,21 @@ def make_plan(
     smaller = one_less(trial, fixed.candidate)
     everybody = [*confirmed, *scaled]
     return CapacityPlan(
-        trial.goal, rate_of(loads[0]), best, fixed, everybody, growth, broken, smaller
+        trial.goal,
+        rate_of(loads[0]),
+        best,
+        fixed,
+        everybody,
+        growth,
+        broken,
+        smaller,
+        unit_of(loads[0]),
     )
 
 
 def _confirmed(
     trial: Trial,
-    loads: Sequence[Sequence[SimRequest]],
+    loads: Sequence[Load],
     candidate: Sizing,
     bounds: Autoscaling | None = None,
 ) -> Confirmed:
@@ -54,12 +62,6 @@ def _confirmed(
 def finalists(found: Sequence[Outcome]) -> list[Sizing]:
     """Return the cheapest ones, of different presets or topologies."""
     return [outcome.candidate for outcome in found[:NUM_FINALISTS]]
-
-
-def rate_of(requests: Sequence[SimRequest]) -> float:
-    """Return requests per second from the first to the last."""
-    span = requests[-1].arrival_at - requests[0].arrival_at
-    return (len(requests) - 1) / span if span > 0 else float("inf")
 
 
 def by_gpus(

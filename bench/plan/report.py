@@ -21,7 +21,7 @@ _WHERE = {
 
 @dataclass(frozen=True, slots=True)
 class CapacityPlan:
-    """All that was found: ``rate`` in requests/s, ``growth`` as a factor of it.
+    """All that was found: ``rate`` in ``unit``, ``growth`` as a factor of it.
 
     ``best``: the cheapest, fixed or autoscaled; ``fixed``: the cheapest fixed fleet. ``broken``:
     its result just above ``growth``. ``smaller``: the best with an instance less than it has.
@@ -35,6 +35,7 @@ class CapacityPlan:
     growth: float
     broken: Outcome
     smaller: Outcome | None
+    unit: str = "requests/s"
 
 
 def rows(plan: CapacityPlan) -> Iterator[Sequence[str]]:
@@ -65,7 +66,7 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
     limit = _most_missed(plan.broken)
     if plan.broken.attainment < goal.attainment:
         yield (
-            f"grows to {plan.growth * plan.rate:.3g} requests/s ({plan.growth:.2f} times the "
+            f"grows to {plan.growth * plan.rate:.3g} {plan.unit} ({plan.growth:.2f} times the "
             f"load); just above, {percent(plan.broken.attainment)} % keep the limits, and what "
             f"breaks first is {_WHERE.get(limit, limit)}"
         )

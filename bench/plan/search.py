@@ -8,10 +8,11 @@ from itertools import product
 from math import ceil
 
 from bench.plan.candidate import DISAGGREGATED, UNIFIED, Goal, Params, Sizing
+from bench.plan.load import Load
 from bench.plan.space import Space
 from bench.plan.trial import Outcome, Trial
 from headway.cost.schema import Profile
-from headway.sim.clients import SimRequest
+from headway.sim.sessions import SessionLoad
 
 VARIANTS: dict[str, Sequence[Params]] = {
     "vllm-like": ({"dispatch": {"rule": "least-tokens"}}, {"dispatch": {"rule": "least-kv"}}),
@@ -79,7 +80,7 @@ def _pairs(trial: Trial, base: Sizing, most_gpus: int) -> Iterator[Sizing]:
     """Yield ever cheaper numbers of prefillers and decoders that keep the goal."""
     best = most_gpus
     fewest_decoders: int | None = None
-    num_prefill = _least_prefillers(trial.requests, base.front, trial.goal)
+    num_prefill = _least_prefillers(trial.load, base.front, trial.goal)
     while (room := best - num_prefill * base.front.num_gpus) >= base.back.num_gpus:
         most = room // base.back.num_gpus
         most = most if fewest_decoders is None else min(most, fewest_decoders)
@@ -98,13 +99,13 @@ def _fewest_decoders(trial: Trial, pair: Sizing, most: int) -> int | None:
     return least(lambda number: trial.keeps(pair.but(decode=number)), 1, most)
 
 
-def _least_prefillers(requests: Sequence[SimRequest], profile: Profile, goal: Goal) -> int:
+def _least_prefillers(requests: Load, profile: Profile, goal: Goal) -> int:
     """Return how many are busy from the first arrival to the last limit: fewer cannot do.
 
-    Without a limit on the first token nothing is known.
+    Without a limit on the first token nothing is known, and of sessions, what is cached.
     """
     limit = goal.slo.ttft or goal.slo.ttfat or goal.slo.ttlt
-    if goal.slo_of is not None or limit is None:
+    if goal.slo_of is not None or limit is None or isinstance(requests, SessionLoad):
         return 1
     span = requests[-1].arrival_at - requests[0].arrival_at + limit
     num_tokens = sum(request.num_prompt_tokens for request in requests)

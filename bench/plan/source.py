@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.plan.candidate import SloOf
@@ -12,12 +11,13 @@ from bench.plan.space import Profiles
 from headway.cluster import Role
 from headway.cost.profile import load_profile, profile_names
 from headway.errors import Code, HeadwayError, invalid
-from headway.sim.clients import SimRequest
 from headway.sim.experiment import ServiceLimits
 from headway.sim.network import NetworkParams
 from headway.sim.planning import HEADWAY
 from headway.sim.scenario import Scenario, load_scenario, scenario_names
+from headway.sim.session_source import SessionOptions, SessionSource
 from headway.sim.workload import SloLimits, Workload
+from headway.workload.sessions import has_sessions, load_sessions
 from headway.workload.traces import load_trace
 
 
@@ -59,25 +59,16 @@ def read_source(name: str, profiles: str = "") -> PlanSource:
         message = "a trace names no profile: give --profiles, of `headway profile list`"
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="profiles")
     network = NetworkParams(min(each.link_bytes_per_s for each in chosen.fronts))
-    workload = Workload([], 0.0, trace=load_trace(Path(name)))
+    workload = _recorded(Path(name))
     return PlanSource(workload, SloLimits(), chosen, network, files)
 
 
-def different_loads(workload: Workload, num_seeds: int, most: int) -> list[Sequence[SimRequest]]:
-    """Return the first requests of each seed; seeds that give the same requests count once.
-
-    A request's shared prefix is left out. HeadwayError for fewer than two requests.
-    """
-    loads: list[Sequence[SimRequest]] = []
-    for seed in range(1, num_seeds + 1):
-        found = list(islice(workload.requests(seed), most))
-        if len(found) < 2:
-            limit = "at least 2: a plan needs a load, which lasts from the first to the last"
-            raise invalid("the number of requests", len(found), limit)
-        load = [replace(each, prefix_hashes=()) for each in found]
-        if load not in loads:
-            loads.append(load)
-    return loads
+def _recorded(path: Path) -> Workload:
+    """Return what a file has: sessions, or arrivals."""
+    if has_sessions(path):
+        source = SessionSource(SessionOptions(), load_sessions(path))
+        return Workload([], 0.0, sessions=source)
+    return Workload([], 0.0, trace=load_trace(path))
 
 
 def _of_scenario(scenario: Scenario, chosen: Profiles, files: dict[str, str]) -> PlanSource:

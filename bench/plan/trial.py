@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from bench.plan.candidate import Goal, Sizing
+from bench.plan.load import Load, faster, num_requests
 from headway.sim.clients import SimRequest
 from headway.sim.experiment import simulate
 from headway.sim.network import NetworkParams
 from headway.sim.records import Record
+from headway.sim.sessions import SessionLoad
+from headway.sim.spec import ClusterSpec
 from headway.sim.views.order import MemoryShortError
 from headway.sim.views.run import simulate_views
 
@@ -63,7 +66,7 @@ class _Seen:
 class Trial:
     """Runs candidates over the same requests; a repeat costs nothing."""
 
-    requests: Sequence[SimRequest]
+    load: Load
     goal: Goal
     network: NetworkParams
     num_runs: int = 0
@@ -91,8 +94,7 @@ class Trial:
 
     def faster(self, factor: float) -> Trial:
         """Return the same requests in 1/``factor`` of the time."""
-        requests = [replace(r, arrival_at=r.arrival_at / factor) for r in self.requests]
-        return Trial(requests, self.goal, self.network)
+        return Trial(faster(self.load, factor), self.goal, self.network)
 
     def closest(self) -> Outcome | None:
         """Return the whole result that comes nearest to the goal; None if nothing was tried.
@@ -105,22 +107,30 @@ class Trial:
 
     def _run(self, candidate: Sizing, whole: bool) -> Outcome:
         spec = candidate.spec(self.network)
-        most = len(self.requests) if whole else self._most_missed
+        num_asked = num_requests(self.load)
+        most = num_asked if whole else self._most_missed
         seen = _Seen(self.goal, most)
         self.num_runs += 1
         is_whole = True
         try:
-            try:
-                simulate_views(spec, self.requests, ended=seen.ended)
-            except MemoryShortError:  # views do not have who yields, the cores do
+            if isinstance(self.load, SessionLoad) or not self._run_views(spec, self.load, seen):
                 self.num_by_cores += 1
                 seen = _Seen(self.goal, most)
-                simulate(spec, iter(self.requests), ended=seen.ended)
+                simulate(spec, self.load, ended=seen.ended)
         except _HopelessError:
             is_whole = False
-        share = 1 - seen.missed.total() / len(self.requests)
+        num_lost = num_asked - seen.num_ended if is_whole else 0  # behind a turn that was lost
+        share = 1 - (seen.missed.total() + num_lost) / num_asked
         return Outcome(candidate, share, seen.missed, is_whole, seen.num_ended)
+
+    def _run_views(self, spec: ClusterSpec, requests: Sequence[SimRequest], seen: _Seen) -> bool:
+        """Run over views; False where they do not have who yields memory, and the cores do."""
+        try:
+            simulate_views(spec, requests, ended=seen.ended)
+        except MemoryShortError:
+            return False
+        return True
 
     @property
     def _most_missed(self) -> int:
-        return int((1 - self.goal.attainment) * len(self.requests) + 1e-9)
+        return int((1 - self.goal.attainment) * num_requests(self.load) + 1e-9)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, replace
 from functools import partial
 from itertools import cycle
 from math import inf
@@ -34,6 +34,7 @@ from headway.core.scheduler.events import (
     WorkerReported,
 )
 from headway.core.worker.events import GatewayGone, LeaderConnected, SendTokens
+from headway.core.worker.unit import PrefixCounts
 from headway.errors import invalid
 from headway.life.record import LifeRecord
 from headway.messages import CancelStream, FromWorker, Placed, ToGateway
@@ -50,6 +51,7 @@ from headway.sim.node import Node
 from headway.sim.pass_log import HeardPasses
 from headway.sim.planning import HEADWAY
 from headway.sim.records import Record
+from headway.sim.sessions import SessionClients, SessionLoad, Task
 from headway.sim.spec import SIMULATED_WORKER, ClusterSpec
 from headway.sim.worker import InstanceSpec, Policies, SimWorker
 
@@ -74,7 +76,9 @@ class SimCluster:
         self._workers: dict[str, SimWorker] = {}
         self._hired: dict[str, Hire] = {}
         self._num_passes_over = self._num_preemptions_over = 0  # of instances that are gone
+        self._prefix_counts_over: list[PrefixCounts] = []
         self._is_fed = False
+        self._sessions = SessionClients(SessionLoad(()), kernel, self._submit)
         self.on_arrival: Callable[[SimRequest], None] = lambda request: None
         self._gateway_cores: list[GatewayCore] = []
         self._heard: HeardPasses | None = None  # the passes whose tokens are being taken
@@ -177,6 +181,7 @@ class SimCluster:
             self._hired[worker_id].ended_at = self.kernel.now
             self._num_passes_over += worker.device.num_passes
             self._num_preemptions_over += worker.num_preemptions
+            self._prefix_counts_over.append(worker.core.prefix_counts)
             worker.stop()
             self.network.cut(worker_id)
             self._leader.post(WorkerGone(worker_id, "it died"))
@@ -196,6 +201,12 @@ class SimCluster:
     def num_preemptions(self) -> int:
         """Preemptions on all instances, those that died included."""
         return self._num_preemptions_over + sum(w.num_preemptions for w in self.workers)
+
+    @property
+    def prefix_counts(self) -> PrefixCounts:
+        """Prompt tokens and hits of all instances, those that died included."""
+        counts = [*self._prefix_counts_over, *(w.core.prefix_counts for w in self.workers)]
+        return PrefixCounts(*(sum(each) for each in zip(*map(astuple, counts), strict=True)))
 
     def gpu_seconds(self, until: float) -> float:
         """Return the GPU-seconds up to an instant: start-ups and instances that died included."""
@@ -221,8 +232,13 @@ class SimCluster:
 
     @property
     def is_busy(self) -> bool:
-        """True if a request is open or still to come from ``feed``."""
-        return self._is_fed or self._clients.are_waiting
+        """True if a request or a session is open or still to come."""
+        return self._is_fed or self._clients.are_waiting or self._sessions.are_waiting
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """The sessions that have ended and started by themselves, in the order of their ends."""
+        return self._sessions.tasks
 
     @property
     def ended_at(self) -> float:
@@ -232,6 +248,14 @@ class SimCluster:
     def submit(self, request: SimRequest) -> None:
         """Submit a request at its arrival."""
         self.kernel.at(request.arrival_at, partial(self._submit, request))
+
+    def serve(self, load: Iterable[SimRequest] | SessionLoad) -> None:
+        """Clients ask: requests at their arrivals, which are in order, or sessions turn by turn."""
+        if isinstance(load, SessionLoad):
+            self._sessions = SessionClients(load, self.kernel, self._submit)
+            self._sessions.begin()
+        else:
+            self.feed(iter(load))
 
     def feed(self, requests: Iterator[SimRequest]) -> None:
         """Clients ask, each at its arrival; those are in order. One is looked at at a time."""
@@ -316,6 +340,7 @@ class SimCluster:
                 num_output=record.num_tokens,
             )
         self._ended(record)
+        self._sessions.ended(record)
 
     def life(self, request_id: str) -> LifeRecord | None:
         """Return a request's life, where the spec's gateways and workers write lives down."""

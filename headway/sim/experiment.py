@@ -29,6 +29,7 @@ from headway.sim.kernel import Kernel
 from headway.sim.network import NetworkParams
 from headway.sim.pace import MeasuredPace
 from headway.sim.records import Record
+from headway.sim.sessions import SessionLoad, Task
 from headway.sim.spec import Autoscaling, Instances
 
 _LOOK_EVERY = 60.0
@@ -95,7 +96,11 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Results of a run; seconds."""
+    """Results of a run; seconds.
+
+    ``tasks``: of a load of sessions. ``num_asked_tokens``, ``num_hit_tokens``: of prompts, as
+    instances admitted them, and how many of these were cached.
+    """
 
     records: Sequence[Record]
     decisions: Sequence[Decision]
@@ -105,6 +110,14 @@ class Run:
     num_preemptions: int = 0
     lives: Sequence[LifeRecord] = ()
     """Records of all requests, in the order of their ends, where the run was to keep them."""
+    tasks: Sequence[Task] = ()
+    num_asked_tokens: int = 0
+    num_hit_tokens: int = 0
+
+    @property
+    def hit_share(self) -> float:
+        """The share of prompt tokens that were cached where they were admitted."""
+        return self.num_hit_tokens / max(1, self.num_asked_tokens)
 
 
 def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
@@ -186,7 +199,7 @@ def _costs(conditions: Conditions) -> Costs:
 
 def simulate(
     spec: ClusterSpec,
-    requests: Iterable[SimRequest],
+    load: Iterable[SimRequest] | SessionLoad,
     *,
     until: float = 1e9,
     ended: Callable[[Record], None] | None = None,
@@ -197,8 +210,8 @@ def simulate(
 ) -> Run:
     """Run until every request has ended, or ``until``; who has not ended then has no record.
 
-    Requests come in order of arrival. With ``ended`` records go there, and none is kept.
-    ``watch`` may set up samplers before it begins.
+    ``load``: requests in order of arrival, or sessions. With ``ended`` records go there, and none
+    is kept. ``watch`` may set up samplers before it begins.
     """
     kernel, records = Kernel(), list[Record]()
     if keeps_lives:
@@ -213,7 +226,7 @@ def simulate(
         autoscale(cluster)
     if watch is not None:
         watch(cluster)
-    cluster.feed(iter(requests))
+    cluster.serve(load)
     with SeldomCollected():
         while cluster.is_busy and kernel.now < until:
             kernel.run(min(until, kernel.now + _LOOK_EVERY))
@@ -225,4 +238,7 @@ def simulate(
         cluster.num_passes,
         cluster.num_preemptions,
         tuple(cluster.lives),
+        cluster.tasks,
+        cluster.prefix_counts.num_asked_tokens,
+        cluster.prefix_counts.num_hit_tokens,
     )

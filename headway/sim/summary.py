@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, log
 from typing import Protocol
@@ -14,10 +14,12 @@ from headway.metrics import Spread
 from headway.service_class import ServiceClass
 from headway.sim.experiment import Run
 from headway.sim.records import Record
+from headway.sim.sessions import Task
 from headway.sim.solo import SoloTime
 from headway.sim.workload import SloLimits
 
 METRICS = ("ttft", "ttfat", "tpot", "ttlt")
+_SPREAD = ("mean", "p50", "p90", "p99")
 KEPT_OF = "kept_of_"
 """Before a service class's name: the share of its requests whose promises were kept."""
 RELATIVE_ERROR = 0.005
@@ -203,7 +205,7 @@ class Summary:
         flat = {
             f"{metric}_{name}": getattr(spread, name)
             for metric, spread in spreads.items()
-            for name in ("mean", "p50", "p90", "p99")
+            for name in _SPREAD
         }
         return {
             **flat,
@@ -217,6 +219,8 @@ class Summary:
             "goodput": self.num_kept / seconds,
             "tokens_per_s": self.num_tokens / seconds,
             "gpu_seconds": run.gpu_seconds,
+            "hit_share": run.hit_share,
+            **task_figures(run.tasks),
         }
 
 
@@ -235,6 +239,23 @@ def summarise(
     for record in run.records:
         summary.ended(record)
     return summary.row(run)
+
+
+def task_figures(tasks: Sequence[Task]) -> dict[str, float]:
+    """Return the times of sessions that ended whole, and their turns; nothing without sessions.
+
+    ``tasks_cut``: the share that lost a turn.
+    """
+    if not tasks:
+        return {}
+    whole = [task for task in tasks if not task.error]
+    spread = Spread.of([task.seconds for task in whole])
+    return {
+        **({} if spread is None else {f"task_{n}": getattr(spread, n) for n in _SPREAD}),
+        "turns": sum(task.num_turns for task in tasks) / len(tasks),
+        "num_tasks": len(tasks),
+        "tasks_cut": 1 - len(whole) / len(tasks),
+    }
 
 
 def felt_by_class(records: Iterable[Record], solo: SoloTime) -> dict[str, float]:

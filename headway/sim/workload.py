@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from math import inf
@@ -15,6 +15,8 @@ from headway.errors import Code, HeadwayError, invalid, require_between, require
 from headway.service_class import NO_CLASSES, ServiceClass, ServiceClasses
 from headway.sim.clients import SimRequest
 from headway.sim.request_class import RequestClass, SloLimits, parse_class
+from headway.sim.session_source import SessionSource, parse_sessions
+from headway.sim.sessions import SessionLoad
 from headway.tables import number, refuse_others, tables
 from headway.workload.arrivals import PROCESSES, Bursts, gaps
 from headway.workload.rates import RateCurve, load_rates
@@ -34,7 +36,8 @@ class Workload(Bounded):
 
     ``rate`` in requests/s, 0 for a trace's own; ends by count, by seconds, or with the trace.
     ``trace``: its arrivals, and its lengths where there are no ``classes``; with a ``rate`` its
-    time runs faster or slower, or rates over time are scaled.
+    time runs faster or slower, or rates over time are scaled. ``sessions``: instead of all that,
+    in a closed loop; a ``rate`` stands for their own.
     """
 
     classes: Sequence[RequestClass]
@@ -45,15 +48,17 @@ class Workload(Bounded):
     num_requests: int | None = None
     seconds: float | None = over(0, default=None, name="workload.seconds")
     trace: Recorded | None = None
+    sessions: SessionSource | None = None
 
     def __post_init__(self) -> None:
-        if self.trace is None:
+        is_recorded = self.trace is not None or self.sessions is not None
+        if not is_recorded:
             require_over("workload.rate", self.rate, 0)
         elif not 0 <= self.rate < inf:
             limit = "0 for the recorded rate, or a finite number over 0"
             raise invalid("workload.rate", self.rate, limit)
         Bounded.__post_init__(self)
-        if self.num_requests is None and self.seconds is None and self.trace is None:
+        if self.num_requests is None and self.seconds is None and not is_recorded:
             raise invalid("workload.num_requests", None, "given, or workload.seconds")
         if self.num_requests is not None:
             if type(self.num_requests) is not int:
@@ -71,8 +76,21 @@ class Workload(Bounded):
         found = (each.standing.service for each in self.classes if each.name == name)
         return next(found, None)
 
+    def load(self, seed: int) -> Iterable[SimRequest] | SessionLoad:
+        """Return the requests by arrival, or sessions; the same seed gives the same ones."""
+        return self.requests(seed) if self.sessions is None else self.sessions.load(seed, self.rate)
+
     def requests(self, seed: int) -> Iterator[SimRequest]:
-        """Return the requests by arrival; the same seed gives the same ones."""
+        """Return the requests by arrival; HeadwayError for sessions in a closed loop."""
+        if self.sessions is not None:
+            load = self.sessions.load(seed, self.rate)
+            if isinstance(load, SessionLoad):
+                message = (
+                    "turns of sessions come when others have ended, not at instants that are known "
+                    "before: only the cores' fidelity runs them, or give requests_per_s"
+                )
+                raise HeadwayError(Code.INVALID_ARGUMENT, message, param="workload.sessions")
+            return iter(load)
         return islice(self._endless(random.Random(seed)), self.num_requests)
 
     def _endless(self, rng: random.Random) -> Iterator[SimRequest]:
@@ -137,6 +155,7 @@ _NUMBERS = ("rate", "burstiness", "num_requests", "seconds", *_BURSTS)
 _OF_A_PROCESS = ("process", "burstiness")
 _WINDOW = ("start", "end", "duration")
 _SOURCES = ("trace", "servegen", "rates")
+_SESSIONS = "sessions"
 
 
 def parse_workload(
@@ -146,7 +165,12 @@ def parse_workload(
 
     Files that it names begin in ``folder``; its classes may name one of ``services``.
     """
-    refuse_others("workload", table, ("process", *_SOURCES, "classes", *_NUMBERS, *_WINDOW))
+    known = ("process", *_SOURCES, "classes", *_NUMBERS, *_WINDOW, _SESSIONS)
+    refuse_others("workload", table, known)
+    if _SESSIONS in table:
+        if len(table) > 1:
+            raise invalid("workload's keys", sorted(table), "sessions alone, or without them")
+        return Workload([], 0.0, sessions=parse_sessions(table[_SESSIONS], folder))
     for name in (*_NUMBERS, *_WINDOW):
         if name in table:
             number(f"workload.{name}", table[name])

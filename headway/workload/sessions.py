@@ -1,42 +1,23 @@
-"""Sessions: conversations of several turns, a JSON object a line."""
+"""Files of sessions: our own lines, Mooncake's rows, and AIPerf's conversations.
+
+A line of our own: ``{"session": 0, "kind": "agent", "at": 0.0, "turns": [{"pause": 0.0,
+"input_length": 900, "output_length": 80, "hash_ids": [1, 2], "children": []}]}``. Rows that
+``headway.workload.aiperf`` writes have all of this, too, and are read back as they were.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from headway.errors import Code, HeadwayError
+from headway.workload.aiperf import MULTI_TURN_KEYS, OURS, TRACE_KEYS, Conversations, trace_rows
 from headway.workload.rows import BadValueError, Record, instant, open_text, read_rows, tokens
+from headway.workload.session import BLOCK_TOKENS, Session, SessionTurn, refuse_lost
 
-BLOCK_TOKENS = 512
-"""Tokens of a block that a hash id of a file names."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionTurn:
-    """A request of a session, ``pause`` seconds after the turn before it and its children ended.
-
-    ``input_length``: tokens of the whole prompt, history included. ``hash_ids``: of the blocks of
-    the prompt; prompts that begin with the same ids begin with the same tokens. ``children``:
-    sessions that start when this turn has ended.
-    """
-
-    pause: float
-    input_length: int
-    output_length: int
-    hash_ids: tuple[int, ...] = ()
-    children: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """Turns one after the other; ``at`` is None where a parent's turn starts it."""
-
-    number: int
-    kind: str
-    at: float | None
-    turns: tuple[SessionTurn, ...]
+__all__ = ["BLOCK_TOKENS", "Session", "SessionTurn"]
+_OWN_KEYS = {"session", "turns"}
 
 
 def load_sessions(path: Path) -> list[Session]:
@@ -45,27 +26,60 @@ def load_sessions(path: Path) -> list[Session]:
         return read_sessions(lines, str(path))
 
 
+def has_sessions(path: Path) -> bool:
+    """Return whether a file's first row is of sessions, not of single requests."""
+    with open_text(path, "file") as lines:
+        keys = set(read_rows(lines, str(path)).keys)
+    return bool(keys & {*MULTI_TURN_KEYS, OURS, "session_id"})
+
+
 def read_sessions(lines: Iterable[str], name: str) -> list[Session]:
-    """Read sessions from the lines of a file called ``name``."""
+    """Read sessions from the lines of a file called ``name``, in any of the formats."""
     rows = read_rows(lines, name)
+    keys = set(rows.keys)
     found: dict[int, Session] = {}
+    conversations = Conversations()
     children: set[int] = set()
     for number, record in rows.records:
         try:
-            session = _session(record)
-            named = [child for turn in session.turns for child in turn.children]
-            if session.number in found:
-                raise BadValueError("session", session.number, "another session's number")
-            if len({*named, *children}) < len(named) + len(children):
-                raise BadValueError("children", named, "the children of one turn alone")
+            if keys >= _OWN_KEYS or OURS in keys:
+                _add(found, children, record)
+            elif keys >= TRACE_KEYS:
+                conversations.add_trace_row(record)
+            elif keys >= MULTI_TURN_KEYS:
+                conversations.add_multi_turn(record)
+            else:
+                raise BadValueError("the row", rows.first, f"with {_KNOWN}")
         except BadValueError as bad:
             raise rows.wrong(number, bad) from None
-        found[session.number] = session
-        children.update(named)
+    found |= {each.number: each for each in conversations.sessions()}
     if not found:
         raise HeadwayError(Code.INVALID_ARGUMENT, f"{name} has no session; it must have one a line")
-    _refuse_lost(found, children, name)
+    refuse_lost(found, name)
     return list(found.values())
+
+
+_KNOWN = (
+    "session and turns (Headway), input_length and output_length (Mooncake, AIPerf's "
+    "mooncake_trace) or turns (AIPerf's multi_turn)"
+)
+
+
+def _add(found: dict[int, Session], children: set[int], record: Record) -> None:
+    """Add a line of our own; of rows for AIPerf, the first of a session holds it."""
+    own = record.get(OURS, record if "turns" in record else None)
+    if own is None:
+        return
+    if not isinstance(own, Mapping):
+        raise BadValueError(OURS, own, "a session")
+    session = _session(own)
+    named = [child for turn in session.turns for child in turn.children]
+    if session.number in found:
+        raise BadValueError("session", session.number, "another session's number")
+    if len({*named, *children}) < len(named) + len(children):
+        raise BadValueError("children", named, "the children of one turn alone")
+    found[session.number] = session
+    children.update(named)
 
 
 def _session(record: Record) -> Session:
@@ -73,33 +87,63 @@ def _session(record: Record) -> Session:
     turns = record.get("turns")
     if not isinstance(turns, list) or not turns or not all(isinstance(t, dict) for t in turns):
         raise BadValueError("turns", turns, "a list of one turn or more")
-    number, kind = tokens(record, "session", 0), str(record.get("kind", ""))
+    number, kind = tokens(record, "session", 0), record.get("kind", "")
+    if not isinstance(kind, str):
+        raise BadValueError("kind", kind, "a text")
     return Session(number, kind, at, tuple(_turn(each) for each in turns))
 
 
 def _turn(record: Record) -> SessionTurn:
     pause = instant({"pause": 0.0, **record}, "pause", "seconds")
     lengths = tokens(record, "input_length"), tokens(record, "output_length")
-    return SessionTurn(pause, *lengths, _ids(record, "hash_ids"), _ids(record, "children"))
+    reasoning = tokens({"reasoning_length": 0, **record}, "reasoning_length", 0)
+    if reasoning >= lengths[1]:
+        limit = f"less than output_length, which is {lengths[1]}"
+        raise BadValueError("reasoning_length", reasoning, limit)
+    return SessionTurn(
+        pause, *lengths, _ids(record, "hash_ids"), _ids(record, "children"), reasoning
+    )
 
 
 def _ids(record: Record, field: str) -> tuple[int, ...]:
     ids = record.get(field, [])
-    if not isinstance(ids, list) or not all(type(each) is int for each in ids):
-        raise BadValueError(field, ids, "a list of whole numbers")
+    if not isinstance(ids, list) or not all(type(each) is int and each >= 0 for each in ids):
+        raise BadValueError(field, ids, "a list of whole numbers, 0 or more")
     return tuple(ids)
 
 
-def _refuse_lost(sessions: Mapping[int, Session], children: set[int], name: str) -> None:
-    """Raise HeadwayError for a child that is missing, and for a session that nothing starts."""
-    alone = {each.number for each in sessions.values() if each.at is not None}
-    missing, twice = sorted(children - sessions.keys()), sorted(children & alone)
-    lost = sorted(sessions.keys() - children - alone)
-    for numbers, wrong in (
-        (missing, "is some turn's child and has no line"),
-        (lost, "has no at and is no turn's child, so nothing starts it"),
-        (twice, "has an at and is a turn's child, so two things start it"),
-    ):
-        if numbers:
-            message = f"{name}: session {numbers[0]} {wrong}"
-            raise HeadwayError(Code.INVALID_ARGUMENT, message)
+# --- writing --------------------------------------------------------------------------
+
+
+def written(sessions: Iterable[Session]) -> Iterator[str]:
+    """Yield a line a session."""
+    for each in sessions:
+        yield json.dumps(_packed(each))
+
+
+def written_for_aiperf(sessions: Iterable[Session]) -> Iterator[str]:
+    """Yield AIPerf's ``mooncake_trace`` rows, a line a turn, which ``read_sessions`` reads back.
+
+    AIPerf replays them with what it cannot say left out: ``headway.workload.aiperf`` lists it.
+    """
+    listed = list(sessions)
+    packed = {each.number: _packed(each) for each in listed}
+    for number, row in trace_rows(listed):
+        own = packed.pop(number, None)  # with the session's first row
+        yield json.dumps(row if own is None else {**row, OURS: own})
+
+
+def _packed(session: Session) -> dict[str, object]:
+    turns = [_packed_turn(turn) for turn in session.turns]
+    return {"session": session.number, "kind": session.kind, "at": session.at, "turns": turns}
+
+
+def _packed_turn(turn: SessionTurn) -> dict[str, object]:
+    packed: dict[str, object] = {
+        "pause": turn.pause,
+        "input_length": turn.input_length,
+        "output_length": turn.output_length,
+        "hash_ids": list(turn.hash_ids),
+        "children": list(turn.children),
+    }
+    return packed | ({"reasoning_length": turn.reasoning_length} if turn.reasoning_length else {})

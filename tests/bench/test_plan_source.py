@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.plan.candidate import DISAGGREGATED, TOPOLOGIES, UNIFIED, parse_goal
-from bench.plan.source import PlanSource, different_loads, read_source
+from bench.plan.load import different_loads
+from bench.plan.source import PlanSource, read_source
 from bench.plan.space import Profiles, Space, make_space
 from cli import main
 from headway.cost.profile import load_profile

@@ -116,7 +116,7 @@ def test_the_best_on_the_cores_is_named_where_none_keeps_the_goal() -> None:
         (["--slo", "ttft=nan"], "ttft is nan"),
         (["--profiles", "llama-70b-tp4-h100", "--max-gpus", "3"], "--max-gpus is 3; it must be at"),
         (["--out", "plan.sh"], "--out is 'plan.sh'; it must be given with --emit"),
-        (["--trace", "chat-and-reasonin"], "or one of chat-and-reasoning, prefill-wave"),
+        (["--trace", "chat-and-reasonin"], "or one of agents, agents-2p2d"),
         (["--rate", "1e-300"], "it must be at most 1e+08: give a higher rate"),
         (["--rate", "nan"], "--rate is nan"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
@@ -16,11 +17,13 @@ from headway.core.defaults import REPORT_INTERVAL, SIMULATED_REPORT_INTERVAL
 from headway.core.worker.settings import WorkerSettings
 from headway.errors import HeadwayError
 from headway.presets import PRESETS
+from headway.sim.clients import SimRequest
 from headway.sim.experiment import cluster_spec, simulate
 from headway.sim.hop_costs import HopCosts
 from headway.sim.hops import hops_text, load_hops
 from headway.sim.records import Record
 from headway.sim.scenario import load_scenario, parse_scenario, scenario_names
+from headway.sim.sessions import SessionLoad
 from headway.sim.summary import keeps, summarise
 from headway.sim.workload import SloLimits
 from headway.workload.lengths import parse_lengths
@@ -30,9 +33,14 @@ from tests.fakes.small_scenario import SMALL, dies
 @pytest.mark.parametrize("name", scenario_names())
 def test_every_ready_made_scenario_can_be_read_and_drawn_from(name: str) -> None:
     workload = load_scenario(name).workload
-    first = list(islice(workload.requests(1), 20))
-    assert first == list(islice(workload.requests(1), 20))
-    assert first != list(islice(workload.requests(2), 20))
+    first, again, other = (_beginning(workload.load(seed)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def _beginning(load: Iterable[SimRequest] | SessionLoad) -> list[object]:
+    each: Iterable[object] = load.sessions if isinstance(load, SessionLoad) else load
+    return list(islice(each, 20))
 
 
 def test_a_scenario_says_what_runs_and_what_is_asked() -> None:
@@ -95,7 +103,9 @@ def test_what_is_wrong_is_refused_by_name_value_and_limit(old: str, new: str, sa
 
 
 def test_an_unknown_scenario_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(HeadwayError, match="chat-and-reasoning, prefill-wave, sbs-prefill"):
+    with pytest.raises(
+        HeadwayError, match="agents, agents-2p2d, chat-and-reasoning, chats-dp8, prefill"
+    ):
         load_scenario("nowhere")
 
 
