@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import plots
-from bench.output import num_cores, write_json
-from bench.studies import bursts, tokenscale
+from bench.output import make_table, num_cores, write_json
+from bench.studies import bursts, conversations, tokenscale
 from bench.studies.claims import Claim
 from bench.studies.runs import KEEP_VARIABLE
 from cli.options import (
@@ -31,7 +31,7 @@ from headway.presets import parse_choice
 
 _WIDTH = 180
 PAPERS = ("sbs", "uniboost", "star", "pascal", "tokenscale")
-OURS = ("composition", "dominance", "fleet")
+OURS = ("composition", "dominance", "fleet", conversations.PAPER)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +66,9 @@ def run(args: argparse.Namespace) -> int:
     claims: list[Claim] = []
     with _environment(variables):  # the runs' processes read it
         for paper in PAPERS if args.paper == "all" else (args.paper,):
+            if paper == conversations.PAPER:
+                claims += _conversations(seeds, num_processes)
+                continue
             study = importlib.import_module(f"bench.studies.{paper}")
             claims += study.reproduce(seeds, num_processes)
         _print(claims)
@@ -99,6 +102,16 @@ def _plot(folder: Path, claims: Sequence[Claim], num_processes: int) -> None:
         plots.provisioned(folder, tokenscale.PAPER, have, bursts.needed(1))
 
 
+def _conversations(seeds: Sequence[int], num_processes: int) -> list[Claim]:
+    """Print the figures of every system and load, which say more than the claims."""
+    found = conversations.found_by(seeds, num_processes)
+    table = make_table(
+        conversations.TITLES, conversations.table(found), left=conversations.TITLES[:2]
+    )
+    _console().print(table)
+    return conversations.claims(found)
+
+
 def _print(claims: Sequence[Claim]) -> None:
     table = Table()
     for name in ("claim", "against", "paper", "baseline", "ours", "±", "asked", "holds", "note"):
@@ -115,7 +128,10 @@ def _print(claims: Sequence[Claim]) -> None:
             claim.verdict,
             claim.note,
         )
+    _console().print(table)
+
+
+def _console() -> Console:
+    """Return a console that is wide enough: claims and notes are long."""
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)  # claims and notes are long
-    console.print(table)
+    return console if console.is_terminal else Console(width=_WIDTH)

@@ -17,7 +17,7 @@ from rich.progress import track
 
 from bench import plots
 from bench.by_class import number, print_by_class
-from bench.output import make_table, num_cores, require_extra, write_json
+from bench.output import make_table, num_cores, refuse_unwritable, require_extra, write_json
 from bench.recording import write_parquet, write_run
 from cli import simulate_console
 from cli.options import add_json, add_policy_options, chosen, require_ranges
@@ -33,6 +33,8 @@ from headway.sim.solo import SoloTime
 from headway.sim.summary import KEPT_OF, METRICS, Digest, ManyValues, Summary, summarise
 from headway.sim.views.run import require_views, simulate_views
 from headway.sim.workload import Workload
+from headway.workload.agents import SessionCounts
+from headway.workload.sessions import written_for_aiperf
 
 Column = tuple[str, float, str]
 """A figure, the factor to its unit, and its title."""
@@ -133,7 +135,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--hops", default="", metavar="FILE", help="hop costs, instead of the scenario's own")
     add("--planner", choices=PLANNERS, default="", help="who plans every instance's passes")
     add("--autoscale", action="store_true", help="pools follow the load")
-    add("--rates", default="", help="requests/s by comma, instead of the scenario's own: a sweep")
+    add(
+        "--rates",
+        default="",
+        help="a second by comma, of requests or sessions, instead of its own: a sweep",
+    )
     add("--seeds", type=int, default=1, metavar="N", help="runs of each, means shown (1)")
     add("--processes", type=int, default=0, metavar="N", help="in parallel; 0: one a core")
     add("--out", type=Path, metavar="DIR", help="write every run's requests and decisions")
@@ -154,6 +160,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="show the run of the first preset in the browser, on this machine (any free port)",
     )
+    add(
+        "--write-sessions",
+        type=Path,
+        metavar="FILE",
+        help="write the sessions of the first seed, for bench agents and AIPerf, and end",
+    )
     add_json(parser, "write the table")
     parser.set_defaults(run=run)
 
@@ -169,6 +181,9 @@ def run(args: argparse.Namespace) -> int:
         autoscales=args.autoscale,
         planner=args.planner,
     )
+    if args.write_sessions is not None:
+        _write_sessions(args.write_sessions, scenario.workload)
+        return 0
     if args.fidelity == POLICIES:
         scenario.workload.requests(1)  # refuses sessions in a closed loop
     choice, presets = chosen(args), args.preset.split(",")
@@ -233,6 +248,21 @@ def _check_output(args: argparse.Namespace) -> None:
         raise invalid("--parquet", True, "with --out DIR, where it writes")
     if args.parquet:
         require_extra("pyarrow", "--parquet")
+
+
+def _write_sessions(file: Path, workload: Workload) -> None:
+    """Write a scenario's sessions as rows of AIPerf's that hold all of them."""
+    if workload.sessions is None:
+        raise invalid("--write-sessions", str(file), "with a scenario of [workload.sessions]")
+    refuse_unwritable(file)
+    sessions = workload.sessions.sessions(1)
+    file.write_text("".join(f"{row}\n" for row in written_for_aiperf(sessions)), encoding="utf-8")
+    counts = SessionCounts.of(sessions)
+    print(
+        f"{file}: {counts.num_sessions} sessions, {counts.num_requests} requests, mean input "
+        f"{counts.mean_input:.0f} tokens and output {counts.mean_output:.0f}; an endless cache "
+        f"would hit {counts.shared:.0%}"
+    )
 
 
 def _rates(text: str, workload: Workload) -> Sequence[float | None]:
@@ -357,12 +387,14 @@ def print_runs(table: Sequence[Mapping[str, Any]]) -> None:
         column.no_wrap = True
     console = Console()
     console.print(printed)
+    unit = "requests/s"
     if any("num_tasks" in row for row in table):
+        unit = "sessions/s"
         titles = ("preset", "rate\n1/s", *(title for _, _, title in _SHOWN_OF_SESSIONS))
         console.print(make_table(titles, _cells(table, _SHOWN_OF_SESSIONS), collapse_padding=True))
     _print_promises(console, table)
     for rate in dict.fromkeys(row["rate"] for row in table):
-        title = "" if rate is None else f"{rate:g} requests/s"
+        title = "" if rate is None else f"{rate:g} {unit}"
         print_by_class(console, title, {r["preset"]: r for r in table if r["rate"] == rate})
 
 

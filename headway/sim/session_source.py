@@ -53,13 +53,14 @@ class SessionSource:
     def load(self, seed: int, rate: float = 0.0) -> SessionLoad | list[SimRequest]:
         """Return the sessions of a seed; ``rate``: instead of its own, of requests or of starts."""
         options = self.options
-        sessions = self._sessions(seed, 0.0 if options.requests_per_s else rate)
+        sessions = self.sessions(seed, 0.0 if options.requests_per_s else rate)
         load = SessionLoad(sessions, options.named, options.says_end)
         if not options.requests_per_s:
             return load
         return load.replayed(rate or options.requests_per_s)
 
-    def _sessions(self, seed: int, rate: float) -> Sequence[Session]:
+    def sessions(self, seed: int, rate: float = 0.0) -> Sequence[Session]:
+        """Return the sessions of a seed, in a closed loop or not; ``rate``: of their starts."""
         rate = rate or self.options.rate
         if not self.recorded:
             return make_sessions(self.kind, seed, self.options.sessions, rate, self.params)
