@@ -10,7 +10,8 @@ RUN command -v g++ >/dev/null \
     || { apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*; }
 
 # Dependencies first: this layer stays while only the code changes. Each file has to have its hash
-# (`make lock`), but for torch: TORCH picks its build, for example a CUDA one.
+# (`make lock`), but for torch: TORCH picks its build. A plain one has CUDA (5 GB); for another give
+# `torch @ URL` of its wheel.
 COPY pyproject.toml constraints.txt requirements.lock README.md ./
 ARG TORCH=torch
 RUN pip install -c constraints.txt "$TORCH" \

@@ -8,7 +8,7 @@ TESTS := $(VENV)/.tests
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile
 
-.PHONY: up test test-slow test-vllm soak night quick lint unit install install-dev compiled lock protos model-eval model-train real-model fmt clean
+.PHONY: up test test-slow test-vllm soak night quick lint unit install install-dev compiled lock protos model-eval model-train real-model fmt resolves clean
 
 up: install
 	@exec $(BIN)/headway up $(ARGS)
@@ -79,10 +79,18 @@ compiled: install-dev
 	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/pip wheel --quiet --no-deps --no-build-isolation -w dist build/compiled
 	@ls dist/headway-*.whl
 
-# What images install, each file by its hash (constraints.txt gives the versions).
-lock:
+# Whether every extra and the lock resolve on a machine that has nothing of ours.
+resolves:
+	-@test -x $(UV) || $(MAKE) --no-print-directory $(UV)
+	@.ci/resolves $(UV)
+
+UV := build/lock/bin/uv
+$(UV):
 	$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv
-	echo 'hatchling==1.33.0' | build/lock/bin/uv pip compile --quiet --generate-hashes --python-version 3.11 \
+
+# What images install, each file by its hash (constraints.txt gives the versions).
+lock: $(UV)
+	echo 'hatchling==1.33.0' | $(UV) pip compile --quiet --generate-hashes --python-version 3.11 \
 		--constraints constraints.txt --extra kubernetes --extra otel --no-emit-package torch \
 		--no-header --no-annotate \
 		$(if $(WHEELS),--find-links $(WHEELS)) -o requirements.lock - pyproject.toml
