@@ -29,7 +29,7 @@ UNTIL = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class ConversationSystem:
     """A contender: a preset, and policies and parameters over its own, by question."""
 
     name: str
@@ -42,14 +42,14 @@ class System:
         return find_preset(self.preset).but(self.policies, self.params)
 
 
-SYSTEMS: tuple[System, ...] = (
-    System("vllm-like", "vllm-like"),
-    System(SBS, "sbs", MappingProxyType({"dispatch": "sbs"})),
-    System("lmetric", "lmetric"),
-    System(OURS, "sbs"),
+SYSTEMS: tuple[ConversationSystem, ...] = (
+    ConversationSystem("vllm-like", "vllm-like"),
+    ConversationSystem(SBS, "sbs", MappingProxyType({"dispatch": "sbs"})),
+    ConversationSystem("lmetric", "lmetric"),
+    ConversationSystem(OURS, "sbs"),
 )
 """Ours among its rivals, each in its best set-up."""
-_BY_NAME: Mapping[str, System] = MappingProxyType({each.name: each for each in SYSTEMS})
+_BY_NAME: Mapping[str, ConversationSystem] = MappingProxyType({each.name: each for each in SYSTEMS})
 RIVALS = tuple(each.name for each in SYSTEMS if each.name != OURS)
 
 FIGURES: Mapping[str, str] = MappingProxyType(

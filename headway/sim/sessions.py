@@ -79,7 +79,7 @@ class SessionLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SessionTask:
     """A session that started by itself, with its children and theirs; instants in seconds.
 
     ``num_turns`` were asked by all of them. ``error``: why a turn of theirs had no answer; the
@@ -123,7 +123,7 @@ class SessionClients:
     load: SessionLoad
     kernel: Kernel
     submit: Callable[[SimRequest], None]
-    tasks: list[Task] = field(default_factory=list)
+    tasks: list[SessionTask] = field(default_factory=list)
     _sessions: dict[int, Session] = field(init=False)
     _parents: dict[int, int] = field(init=False)
     _running: dict[int, _Running] = field(default_factory=dict)
@@ -195,7 +195,7 @@ class SessionClients:
             return
         self._num_left -= 1
         self.tasks.append(
-            Task(
+            SessionTask(
                 session.number,
                 session.kind,
                 task.begun_at,

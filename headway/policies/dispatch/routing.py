@@ -13,8 +13,8 @@ from typing import ClassVar
 
 from headway.bounds import Bounded, between, over
 from headway.policies.dispatch.prefix_hits import Matches
+from headway.policies.dispatch.prompt_units import PromptUnit, PromptUnits
 from headway.policies.dispatch.protocol import Dispatching, InstanceLoad, OwnUnit, Turn, Waiting
-from headway.policies.dispatch.unit_table import Unit, UnitTable
 from headway.request import StreamKey
 
 
@@ -27,10 +27,10 @@ class RoutingParams(Bounded):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class RoutedUnit:
     """A unit that a request may go to: what it has, and the prompt tokens that it holds."""
 
-    unit: Unit
+    unit: PromptUnit
     num_hit_tokens: int
 
     @property
@@ -49,7 +49,7 @@ class Routing(Dispatching):
 
     def __init__(self, params: RoutingParams) -> None:
         super().__init__(params.window, params.default_pass_time)
-        self._table = UnitTable()
+        self._table = PromptUnits()
 
     def leave(self, worker_id: str) -> None:
         """Remove an instance."""
@@ -82,13 +82,13 @@ class Routing(Dispatching):
             for worker_id, own in given.items()
         ]
 
-    def _candidates(self, entry: Waiting, matches: Matches | None) -> list[Candidate]:
+    def _candidates(self, entry: Waiting, matches: Matches | None) -> list[RoutedUnit]:
         return [
-            Candidate(unit, matches.hit(unit.unit).num_tokens if matches is not None else 0)
+            RoutedUnit(unit, matches.hit(unit.unit).num_tokens if matches is not None else 0)
             for unit in self._table
             if entry.num_tokens <= unit.free_tokens
         ]
 
     @abstractmethod
-    def choose(self, entry: Waiting, able: Sequence[Candidate]) -> Candidate:
+    def choose(self, entry: Waiting, able: Sequence[RoutedUnit]) -> RoutedUnit:
         """Return the unit that a request goes to, of at least one that can take it."""

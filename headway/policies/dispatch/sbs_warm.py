@@ -19,9 +19,9 @@ from headway.cluster import Role, UnitId
 from headway.cost.costs import Constant, Costs
 from headway.policies.answer import Answer
 from headway.policies.dispatch.prefix_hits import Hit, Matches
+from headway.policies.dispatch.prompt_units import PromptUnit, PromptUnits
 from headway.policies.dispatch.protocol import InstanceLoad, OwnUnit, Turn, Waiting
 from headway.policies.dispatch.sbs import TOP_UP, SbsParams, StaggeredBatch, can_take
-from headway.policies.dispatch.unit_table import Unit, UnitTable
 from headway.policies.readers import chosen
 from headway.request import StreamKey
 
@@ -65,7 +65,7 @@ class WarmStaggeredBatch(StaggeredBatch):
     reads_prefixes: ClassVar[bool] = True
 
     def __init__(self, params: SbsWarmParams | None = None) -> None:
-        self._table = UnitTable()
+        self._table = PromptUnits()
         self._waits_since: dict[StreamKey, tuple[float, float]] = {}
         """When requests first could not go to their own unit, and W then."""
         self._recheck_at = inf
@@ -234,7 +234,7 @@ class WarmStaggeredBatch(StaggeredBatch):
 
     # --- how long ---------------------------------------------------------------------
 
-    def _may_wait(self, key: StreamKey, unit: Unit, saved: float, now: float) -> bool:
+    def _may_wait(self, key: StreamKey, unit: PromptUnit, saved: float, now: float) -> bool:
         """Return whether it waits for its unit: while that is sooner than computing elsewhere.
 
         In all it waits no longer than that takes; then it is anybody's for good.
@@ -246,7 +246,7 @@ class WarmStaggeredBatch(StaggeredBatch):
         self._recheck_at = min(self._recheck_at, until)
         return True
 
-    def _wait(self, unit: Unit, now: float) -> float:
+    def _wait(self, unit: PromptUnit, now: float) -> float:
         """Return W: the seconds until a unit's next turn, as far as known."""
         load = unit.load
         ends_at = self._instances[load.worker_id].dispatched_at + self._turn_round

@@ -15,7 +15,7 @@ _NUM_LONGEST, _NUM_CHEAPEST = 8, 4
 
 
 @dataclass(slots=True)
-class Unit:
+class PromptUnit:
     """A unit while requests are given out: tokens, requests."""
 
     unit: UnitId
@@ -29,7 +29,7 @@ class Unit:
     instance, which computes all at once."""
 
     @classmethod
-    def of(cls, load: InstanceLoad, debt: UnitDebt) -> Unit:
+    def of(cls, load: InstanceLoad, debt: UnitDebt) -> PromptUnit:
         """Return a unit as it is."""
         return cls(
             debt.unit,
@@ -52,20 +52,20 @@ class Unit:
         return (self.num_owed_tokens + chunk) * self.weight
 
 
-class UnitTable:
+class PromptUnits:
     """Units by id, kept in the order of what they owe; only changed instances are looked at."""
 
     def __init__(self) -> None:
-        self._units: dict[UnitId, Unit] = {}
+        self._units: dict[UnitId, PromptUnit] = {}
         self._seen: dict[str, InstanceLoad] = {}
         self._ranks: list[tuple[float, UnitId]] = []
         self._touched: dict[str, None] = {}
 
-    def __getitem__(self, unit: UnitId) -> Unit:
+    def __getitem__(self, unit: UnitId) -> PromptUnit:
         """Return a unit."""
         return self._units[unit]
 
-    def __iter__(self) -> Iterator[Unit]:
+    def __iter__(self) -> Iterator[PromptUnit]:
         """Return all units, in the order in which their instances were seen."""
         return iter(self._units.values())
 
@@ -77,7 +77,7 @@ class UnitTable:
                 self.forget(load.worker_id)
                 seen[load.worker_id] = load
                 for debt in load.units:
-                    self._put(Unit.of(load, debt))
+                    self._put(PromptUnit.of(load, debt))
 
     def forget(self, worker_id: str) -> None:
         """Remove the units of an instance."""
@@ -86,7 +86,7 @@ class UnitTable:
             self._remove_rank(debt.unit)
             del self._units[debt.unit]
 
-    def _put(self, unit: Unit) -> None:
+    def _put(self, unit: PromptUnit) -> None:
         self._units[unit.unit] = unit
         insort(self._ranks, (unit.rank, unit.unit))
 
@@ -113,7 +113,7 @@ class UnitTable:
             load = self._seen[worker_id]
             for debt in load.units:
                 self._remove_rank(debt.unit)
-                self._put(Unit.of(load, debt))
+                self._put(PromptUnit.of(load, debt))
         self._touched.clear()
 
     def candidates(self, matches: Matches) -> Iterable[UnitId]:
