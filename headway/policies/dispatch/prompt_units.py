@@ -42,8 +42,12 @@ class PromptUnit:
         )
 
     def takes(self, num_tokens: int) -> bool:
-        """Return whether it has chunk left, and blocks for a prompt of so many tokens."""
-        return self.capacity > 0 and num_tokens <= self.free_tokens
+        """Return whether it takes a prompt of so many tokens that is its own.
+
+        It has blocks for it, and chunk left. A lone unit needs none: there is no pass to pack, and
+        what it owes is in its cost.
+        """
+        return num_tokens <= self.free_tokens and (self.capacity > 0 or self.load.is_lone)
 
     @property
     def rank(self) -> float:

@@ -74,6 +74,15 @@ class InstanceLoad:
         """Number of its units; 1 where they are not told."""
         return max(1, len(self.units))
 
+    @property
+    def is_lone(self) -> bool:
+        """True for one unit that decodes as well.
+
+        It has no batch to pack over units, and its next pass begins before a message could say
+        that the last one has ended: what waits for that word waits for a pass more.
+        """
+        return self.role is Role.UNIFIED and self.num_units == 1
+
 
 class Waiting(Packable, Protocol):
     """A request of the window, as a dispatch policy sees it."""
