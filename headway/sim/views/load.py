@@ -81,6 +81,9 @@ class LoadView:
                 view.num_requests + num_each,
                 room.capacity,
                 _free_tokens(room),
+                view.num_requests,
+                (view.num_blocks - room.num_free_blocks) * room.block_size,
+                view.num_blocks * room.block_size,
             )
             for room, view in zip(self.rooms, self.views, strict=True)
         ]
