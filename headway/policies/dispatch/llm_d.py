@@ -27,12 +27,12 @@ _PER_TOKEN = 1 / 15_928
 
 @dataclass(frozen=True, slots=True)
 class LlmDParams(RoutingParams):
-    """``profile``: ``scorers`` or ``sticky``. Weights of the first: ``prefix``, ``queue``, ``kv``
+    """``guide``: ``scorers`` or ``sticky``. Weights of the first: ``prefix``, ``queue``, ``kv``
     and ``cold``. Of the second: ``affinity``, the share of the prompt that a unit has to hold, and
     ``most_delay``, seconds by which it may owe more than others; 0 for no such limit.
     """
 
-    profile: str = one_of(SCORERS, STICKY, default=SCORERS)
+    guide: str = one_of(SCORERS, STICKY, default=SCORERS)
     prefix: float = at_least(0, default=3.0)
     queue: float = at_least(0, default=2.0)
     kv: float = at_least(0, default=2.0)
@@ -60,7 +60,7 @@ class LlmD(Routing, CostReader):
 
     def constants(self) -> Sequence[Constant]:
         """Return the seconds of a prompt token, which ``sticky`` uses."""
-        return (self._per_token,) if self._params.profile == STICKY else ()
+        return (self._per_token,) if self._params.guide == STICKY else ()
 
     def leave(self, worker_id: str) -> None:
         """Remove an instance, and when it was last cold."""
@@ -68,8 +68,8 @@ class LlmD(Routing, CostReader):
         self._cold = {unit: None for unit in self._cold if unit.worker_id != worker_id}
 
     def choose(self, entry: Waiting, able: Sequence[RoutedUnit]) -> RoutedUnit:
-        """Return the unit that the profile takes."""
-        if self._params.profile == STICKY:
+        """Return the unit that the guide takes."""
+        if self._params.guide == STICKY:
             able = self._sticky(entry, able)
             return least(entry, able, lambda e: e.unit.num_owed_tokens + e.num_uncached(entry))
         scores = self._scores(entry, able)
