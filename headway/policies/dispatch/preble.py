@@ -2,10 +2,11 @@
 
 A prompt of which some unit holds more than half goes to the unit that holds most of it; of several,
 to the least loaded. Any other goes where load and its own prefill cost least. A unit's load are the
-seconds of the prompts that it was sent within a window, and of the outputs that run there. Where
-the heaviest has many times the load of the lightest, the lightest takes over what the heaviest
-would exploit, and with it the prefix. What the published code leaves at zero or the engine does is
-left out: the cost of evicting what nobody asked for within the window, and fair order in the queue.
+seconds of the prompts that it was sent within a window, and of the outputs that run there. Where it
+has many times that of the lightest unit, the lightest takes over what it would exploit, and with
+that the prefix: this stands for the paper's balancing and for its copies of hot prefixes, which
+wait for doubled queueing times. Left out: the cost of evicting what was asked for within the
+window, and the engine's fair queue.
 """
 
 from __future__ import annotations
@@ -105,13 +106,12 @@ class Preble(Routing, CostReader):
     def _balanced(
         self, entry: Waiting, exploited: RoutedUnit, able: Sequence[RoutedUnit]
     ) -> RoutedUnit:
-        """Return the lightest unit in place of the heaviest, if that is out of balance."""
+        """Return the lightest unit in place of one that is out of balance with it."""
         if not self._params.balance or len(self._history) < self._params.least_requests:
             return exploited
-        lightest, load = least(entry, able, self._load), self._load(exploited)
-        is_heaviest = all(self._load(each) <= load for each in able)
+        lightest = least(entry, able, self._load)
         limit = self._params.balance * self._load(lightest)
-        return lightest if is_heaviest and load > limit else exploited
+        return lightest if self._load(exploited) > limit else exploited
 
     def _prefill(self, entry: Waiting, routed: RoutedUnit) -> float:
         """Return P: seconds to compute a prompt there."""
