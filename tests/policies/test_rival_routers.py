@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.cluster import UnitId
+from headway.cluster import Role, UnitId, UnitLoad
+from headway.core.scheduler.instance import Instance
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.cost.costs import Costs
+from headway.messages import Dispatch, UnitBatch
+from headway.policies.dispatch import InstanceLoad
 from headway.policies.dispatch.dynamo import Dynamo, DynamoParams
 from headway.policies.dispatch.llm_d import STICKY, LlmD, LlmDParams
 from headway.policies.dispatch.lmetric import Lmetric
 from headway.policies.dispatch.preble import Preble, PrebleParams
+from headway.policies.dispatch.prompt_units import PromptUnits
+from headway.policies.dispatch.protocol import UnitDebt
 from headway.policies.dispatch.routing import Routing
 from headway.policies.dispatch.session_hash import SessionHash
 from headway.policies.dispatch.sglang import Sglang, SglangParams
 from tests.fakes.routed import RoutedPrompt, goes_to, sent_by, turns_of, unit
+from tests.fakes.scheduler_text import SchedulerHarness, make_info, make_request
 
-ROUTERS: list[type[Routing]] = [Dynamo, LlmD, Lmetric, Preble, SessionHash, Sglang]
+MakeRouting = Callable[[], Routing]
+ROUTERS: list[MakeRouting] = [Dynamo, LlmD, Lmetric, Preble, SessionHash, Sglang]
 SEEN_AT_A = RoutedPrompt(1, hits={"a": 900})
 
 
@@ -31,14 +42,14 @@ def cold(name: int, num_tokens: int = 1000) -> RoutedPrompt:
 
 
 @pytest.mark.parametrize("make", [Dynamo, LlmD, Preble, Sglang])
-def test_on_equal_units_a_beginning_decides(make: type[Routing]) -> None:
+def test_on_equal_units_a_beginning_decides(make: MakeRouting) -> None:
     for home in ("a", "b", "c"):
         loads = [unit(name) for name in ("a", "b", "c")]
         assert goes_to(make(), loads, RoutedPrompt(1, hits={home: 900})) == home
 
 
 @pytest.mark.parametrize("make", [Dynamo, Preble, SessionHash, Sglang])
-def test_ties_are_drawn_and_equal_at_each_look(make: type[Routing]) -> None:
+def test_ties_are_drawn_and_equal_at_each_look(make: MakeRouting) -> None:
     loads = [unit(name) for name in ("a", "b", "c", "d")]
     first = {name: goes_to(make(), loads, cold(name)) for name in range(40)}
     assert set(first.values()) == {"a", "b", "c", "d"}
@@ -46,7 +57,7 @@ def test_ties_are_drawn_and_equal_at_each_look(make: type[Routing]) -> None:
 
 
 @pytest.mark.parametrize("make", ROUTERS)
-def test_what_one_look_sends_counts_for_those_behind(make: type[Routing]) -> None:
+def test_what_one_look_sends_counts_for_those_behind(make: MakeRouting) -> None:
     loads = [unit(name, room=1500) for name in ("a", "b", "c")]
     found = sent_by(make(), loads, *(cold(name) for name in range(4)))
     assert sorted(found.values()) == ["a", "b", "c"]
@@ -73,7 +84,7 @@ FIGURES = st.tuples(
 @pytest.mark.parametrize("make", ROUTERS)
 @given(prompts=PROMPTS, figures=st.lists(FIGURES, min_size=1, max_size=3))
 def test_everybody_goes_once_where_there_is_room(
-    make: type[Routing], prompts: list[RoutedPrompt], figures: list[tuple[int, int, int, int]]
+    make: MakeRouting, prompts: list[RoutedPrompt], figures: list[tuple[int, int, int, int]]
 ) -> None:
     loads = [
         unit(name, owed=owed, requests=n, running=min(n, running), used=3000 - room, room=room,
@@ -282,7 +293,56 @@ def test_preble_balances_only_once_enough_was_sent() -> None:
     assert goes_to(policy, [unit("a"), unit("b")], SEEN_AT_A) == "a"
 
 
-def test_a_unit_may_be_named_by_its_instance() -> None:
-    """Units of one instance are routed to one by one."""
-    found = turns_of(Sglang(), [unit("a"), unit("b")], [SEEN_AT_A])
-    assert [turn.own[SEEN_AT_A.key].unit for turn in found] == [UnitId("a", 0)]
+# --- what they are shown --------------------------------------------------------------
+
+
+def test_the_kv_in_use_is_what_is_not_free_and_what_dispatches_will_take() -> None:
+    info = make_info("w", units=2, blocks=100, block_size=10)
+    instance = Instance(info, 0.0)
+    instance.report([UnitLoad(0, 0, 3, 400, 60), UnitLoad(1, 0, 1, 100, 90)], now=0.0)
+    assert [(u.num_running, u.kv_tokens, u.kv_capacity) for u in instance.load.units] == [
+        (3, 400, 1000),
+        (1, 100, 1000),
+    ]
+    instance.sent(Dispatch(1, (UnitBatch(1, (make_request(1, 95),)),)), now=0.0)
+    assert [unit.kv_tokens for unit in instance.load.units] == [400, 200]
+
+
+def test_a_view_whose_figures_change_in_place_is_looked_at_again() -> None:
+    """The fast simulation keeps one object for an instance."""
+
+    class View:
+        worker_id = "a"
+        num_units = 1
+        chunk_tokens = 100
+        requests = 0
+
+        @property
+        def units(self) -> list[UnitDebt]:
+            return [UnitDebt(UnitId("a", 0), 0, self.requests, 100, 100)]
+
+    view, units = View(), PromptUnits()
+    for number in (0, 4):
+        view.requests = number
+        units.update([cast(InstanceLoad, view)])
+        assert [unit.num_requests for unit in units] == [number]
+
+
+@pytest.mark.parametrize("dispatch", ["session-hash", "dynamo", "llm-d", "sglang", "preble"])
+def test_a_session_stays_where_its_first_turn_was(dispatch: str) -> None:
+    settings = SchedulerSettings(dispatch=dispatch, packing="pbaa", prefix_hits=True)
+    scheduler = SchedulerHarness(settings)
+    workers = ("a", "b", "c")
+    for worker_id in workers:
+        scheduler.connect(
+            make_info(worker_id, Role.UNIFIED, chunk=10_000, blocks=2000, max_len=20_000)
+        )
+    homes = set()
+    for name in range(1, 5):
+        request = replace(make_request(name, 2000 + 600 * name), session_id="s")
+        scheduler.post(replace(request, arrival_at=scheduler.now))
+        home = next(w for w in workers if name in scheduler.dispatched(w))
+        scheduler.accept(home)
+        scheduler.end_forward(home, after=0.1, finished=(name,))
+        homes.add(home)
+    assert len(homes) == 1
