@@ -56,7 +56,7 @@ SYSTEMS: tuple[ConversationSystem, ...] = (
     _routed("dynamo", prefill_load_scale=16.0),
     _routed("llm-d"),
     _routed("llm-d sticky", "llm-d", guide="sticky", most_delay=0.2),
-    _routed("sglang", balance_abs=16),
+    _routed("sglang", balance_abs=8),
     _routed("preble"),
     ConversationSystem(OURS, "sbs"),
 )
