@@ -52,7 +52,7 @@ SYSTEMS: tuple[ConversationSystem, ...] = (
     ConversationSystem("vllm-like", "vllm-like"),
     ConversationSystem(SBS, "sbs", MappingProxyType({"dispatch": "sbs"})),
     ConversationSystem("lmetric", "lmetric"),
-    _routed("session-hash", first="least-requests"),
+    _routed("session-hash", first="least-requests", spills=True),
     _routed("dynamo", prefill_load_scale=16.0),
     _routed("llm-d"),
     _routed("llm-d sticky", "llm-d", guide="sticky", most_delay=0.2),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.cluster import WorkerInfo
+from headway.cluster import Role, WorkerInfo
 from headway.policies.dispatch.protocol import UnitDebt
 from headway.policies.packing import Room
 from headway.policies.placement import DecodeUnit
@@ -69,6 +69,11 @@ class LoadView:
     def num_units(self) -> int:
         """Number of its units."""
         return len(self.rooms)
+
+    @property
+    def is_lone(self) -> bool:
+        """True for one unit that decodes as well."""
+        return self.role is Role.UNIFIED and self.num_units == 1
 
     @property
     def units(self) -> list[UnitDebt]:
