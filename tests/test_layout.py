@@ -1,4 +1,4 @@
-"""The layout: tests alone, names once, classes that a reader can hold."""
+"""The layout: tests alone, and names once."""
 
 from __future__ import annotations
 
@@ -32,11 +32,6 @@ def test_no_two_files_of_tests_have_one_name() -> None:
 
 
 ROOMS = ("headway", "services", "bench", "proof", "cli", "models", "engines")
-MOST_FIELDS = 20
-FLAT_BY_NATURE = {
-    "Profile": "the fields of a profile's file",
-    "GatewayConfig": "the flags of a command line",
-}
 
 
 def _classes() -> Iterator[tuple[str, ast.ClassDef]]:
@@ -53,29 +48,3 @@ def test_no_public_class_name_stands_for_two_things() -> None:
         if not node.name.startswith("_"):
             paths.setdefault(node.name, []).append(path)
     assert {name: found for name, found in paths.items() if len(found) > 1} == {}
-
-
-def test_no_class_has_more_fields_than_a_reader_can_hold() -> None:
-    large = {node.name for _, node in _classes() if len(_fields(node)) > MOST_FIELDS}
-    assert large == set(FLAT_BY_NATURE)
-
-
-def _fields(of: ast.ClassDef) -> set[str]:
-    """Return the names of a class's declared fields and of what its ``__init__`` sets."""
-    fields = {
-        node.target.id
-        for node in of.body
-        if isinstance(node, ast.AnnAssign)
-        and isinstance(node.target, ast.Name)
-        and "ClassVar" not in ast.unparse(node.annotation)
-    }
-    inits = (n for n in of.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
-    for init in inits:
-        fields |= {
-            node.attr
-            for node in ast.walk(init)
-            if isinstance(node, ast.Attribute)
-            and isinstance(node.ctx, ast.Store)
-            and ast.unparse(node.value) == "self"
-        }
-    return fields

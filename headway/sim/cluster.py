@@ -51,7 +51,7 @@ from headway.sim.node import Node
 from headway.sim.pass_log import HeardPasses
 from headway.sim.planning import HEADWAY
 from headway.sim.records import Record
-from headway.sim.sessions import SessionClients, SessionLoad, Task
+from headway.sim.sessions import SessionClients, SessionLoad, SessionTask
 from headway.sim.spec import SIMULATED_WORKER, ClusterSpec
 from headway.sim.worker import InstanceSpec, Policies, SimWorker
 
@@ -236,7 +236,7 @@ class SimCluster:
         return self._is_fed or self._clients.are_waiting or self._sessions.are_waiting
 
     @property
-    def tasks(self) -> Sequence[Task]:
+    def tasks(self) -> Sequence[SessionTask]:
         """The sessions that have ended and started by themselves, in the order of their ends."""
         return self._sessions.tasks
 

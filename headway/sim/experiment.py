@@ -29,7 +29,7 @@ from headway.sim.kernel import Kernel
 from headway.sim.network import NetworkParams
 from headway.sim.pace import MeasuredPace
 from headway.sim.records import Record
-from headway.sim.sessions import SessionLoad, Task
+from headway.sim.sessions import SessionLoad, SessionTask
 from headway.sim.spec import Autoscaling, Instances
 
 _LOOK_EVERY = 60.0
@@ -110,7 +110,7 @@ class Run:
     num_preemptions: int = 0
     lives: Sequence[LifeRecord] = ()
     """Records of all requests, in the order of their ends, where the run was to keep them."""
-    tasks: Sequence[Task] = ()
+    tasks: Sequence[SessionTask] = ()
     num_asked_tokens: int = 0
     num_hit_tokens: int = 0
 

@@ -14,7 +14,7 @@ from headway.metrics import Spread
 from headway.service_class import ServiceClass
 from headway.sim.experiment import Run
 from headway.sim.records import Record
-from headway.sim.sessions import Task
+from headway.sim.sessions import SessionTask
 from headway.sim.solo import SoloTime
 from headway.sim.workload import SloLimits
 
@@ -241,7 +241,7 @@ def summarise(
     return summary.row(run)
 
 
-def task_figures(tasks: Sequence[Task]) -> dict[str, float]:
+def task_figures(tasks: Sequence[SessionTask]) -> dict[str, float]:
     """Return the times of sessions that ended whole, and their turns; nothing without sessions.
 
     ``tasks_cut``: the share that lost a turn.

@@ -30,7 +30,7 @@ _CHARS_PER_BLOCK = _CHARS_PER_TOKEN * BLOCK_TOKENS
 
 
 @dataclass(slots=True)
-class Conversation:
+class _Conversation:
     """A conversation as it is read: ``at`` seconds, ``ids`` of the blocks so far."""
 
     at: float
@@ -46,7 +46,7 @@ class Conversations:
     """Reads rows of either format into sessions, numbered by their first row."""
 
     def __init__(self) -> None:
-        self._conversations: dict[str, Conversation] = {}
+        self._conversations: dict[str, _Conversation] = {}
         self._texts: dict[str, int] = {}
         self._own_ids = count(1 << 40)  # far from those of files
 
@@ -85,16 +85,16 @@ class Conversations:
             known = () if each.turns else self._of_text(text)
             self._add(each, _milliseconds(turn, "delay"), length, output, known)
 
-    def _named(self, name: object, record: Record) -> Conversation:
+    def _named(self, name: object, record: Record) -> _Conversation:
         if not isinstance(name, str) or not name:
             raise BadValueError("session_id", name, "a text of at least one character")
         return self._begun(f"conversation {name}", _milliseconds(record, "timestamp"))
 
-    def _begun(self, name: str, at: float) -> Conversation:
-        return self._conversations.setdefault(name, Conversation(at))
+    def _begun(self, name: str, at: float) -> _Conversation:
+        return self._conversations.setdefault(name, _Conversation(at))
 
     def _add(
-        self, each: Conversation, delay: float, length: int, output: int, known: tuple[int, ...]
+        self, each: _Conversation, delay: float, length: int, output: int, known: tuple[int, ...]
     ) -> None:
         """Add a turn that brings ``length`` tokens; ids are known of a first prompt's blocks."""
         pause = delay if each.turns else 0.0

@@ -66,7 +66,7 @@ class SessionAsk(NamedTuple):
 NO_SESSION = SessionAsk()
 
 
-class History(NamedTuple):
+class ResponseHistory(NamedTuple):
     """The items of a response and of all before it: what a later one continues."""
 
     items: tuple[Mapping[str, Any], ...] = ()
@@ -153,7 +153,7 @@ class ReplyStyle:
     """True for the events and items of ``/v1/responses``."""
     echoed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the request that its response repeats."""
-    history: History | None = None
+    history: ResponseHistory | None = None
     """What comes before its answer, to be kept with it; None: it is not stored."""
 
     def param(self, name: str | None) -> str | None:

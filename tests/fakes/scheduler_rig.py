@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc
@@ -60,6 +61,10 @@ async def until(condition: Callable[[], bool], what: str) -> None:
     assert condition(), what
 
 
+CHUNK = 256
+"""Prompt tokens of a pass; a prompt that fills it lets the next one wait."""
+
+
 class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
     """Says what the test tells it to; by itself it sends a snapshot and acknowledges."""
 
@@ -76,7 +81,7 @@ class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
 
     @property
     def info(self) -> WorkerInfo:
-        return WorkerInfo(self.worker_id, self.address, self.role, "m", 1, 256, 16, 100, 1000, 64)
+        return WorkerInfo(self.worker_id, self.address, self.role, "m", 1, CHUNK, 16, 100, 1000, 64)
 
     async def Control(
         self,
@@ -183,8 +188,9 @@ class PlainGateway:
     async def picture(self) -> ClusterPicture:
         return await wire.picture(self._channel, within=PATIENCE)
 
-    async def submit(self, stream_id: int, *, model: str = "m") -> None:
-        await self.write(make_request(stream_id, self.gateway_id, model))
+    async def submit(self, stream_id: int, *, model: str = "m", num_tokens: int = 4) -> None:
+        request = make_request(stream_id, self.gateway_id, model)
+        await self.write(replace(request, prompt_token_ids=(*range(1, num_tokens + 1),)))
 
     async def _read(self) -> None:
         try:

@@ -68,7 +68,7 @@ def delivers_repeats(patch: pytest.MonkeyPatch) -> None:
 
 
 def says_nothing_of_what_a_worker_lost(patch: pytest.MonkeyPatch) -> None:
-    def mutant(self: SchedulerState, keys: Sequence[Any], reason: str) -> None:
+    def mutant(self: SchedulerState, keys: Sequence[Any], reason: str, **named: Any) -> None:
         for key in keys:
             self.end(key)
 
@@ -94,8 +94,8 @@ MUTANTS: dict[Mutate, tuple[str, int]] = {
     takes_kv_of_a_deposed_leader: ("one fencing owner", 17),
     frees_blocks_before_the_target_has_them: ("a token differs", 4),
     delivers_repeats: ("a token differs", 24),
-    says_nothing_of_what_a_worker_lost: ("faults are over", 33),
-    trusts_a_broken_stream: ("faults are over", 33),
+    says_nothing_of_what_a_worker_lost: ("faults are over", 81),
+    trusts_a_broken_stream: ("faults are over", 217),
     gives_one_token_twice: ("one fencing owner", 18),
 }
 """Each bug with the promise it breaks, and a seed in whose history it shows."""

@@ -28,7 +28,7 @@ ENDS = (CLIENT, IDLE, DROPPED)
 """Why a session is over: its client said so, it was idle, or newer ones needed its place."""
 
 
-class Tally:
+class SizeCounts:
     """Values counted by size: how many are at most as great as each bound, and their sum."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -47,7 +47,7 @@ class Tally:
         return list(accumulate(self._counts))
 
 
-class Turn(NamedTuple):
+class TurnNumber(NamedTuple):
     """A request's place in its session."""
 
     number: int = 0
@@ -110,7 +110,11 @@ class Sessions:
         self._idle_time, self._most = idle, most
         self._running: dict[SessionKey, _Session] = {}
         self._idle: OrderedDict[SessionKey, _Session] = OrderedDict()  # by their last ends
-        self.turns, self.pauses, self.tasks = Tally(_TURNS), Tally(_PAUSES), Tally(_TASKS)
+        self.turns, self.pauses, self.tasks = (
+            SizeCounts(_TURNS),
+            SizeCounts(_PAUSES),
+            SizeCounts(_TASKS),
+        )
         self.num_over = dict.fromkeys(ENDS, 0)
         self.prompt_tokens = {(first, hit): 0 for first in (True, False) for hit in (True, False)}
         """Prompt tokens of outputs that began, by whether it was in a session's first turn, and
@@ -126,14 +130,14 @@ class Sessions:
         """Number of sessions that are kept and have none."""
         return len(self._idle)
 
-    def came(self, request: Request, max_turns: int, *, now: float) -> Turn:
+    def came(self, request: Request, max_turns: int, *, now: float) -> TurnNumber:
         """Count a request of a session; ``max_turns``: the bound that its client gave, 0 for none.
 
         The newest turn's word on the session's end holds. ``began`` has to follow.
         """
         self._expire(now)
         if not request.session_id:
-            return Turn(0, request.ends_session)
+            return TurnNumber(0, request.ends_session)
         key = request.standing.tenant, request.session_id
         session = self._running.get(key)
         if session is None:
@@ -147,7 +151,7 @@ class Sessions:
             session.first_call = session.first_call or call
             session.num_turns += 1
         session.is_over = request.ends_session or 0 < max_turns <= session.num_turns
-        return Turn(session.num_turns, session.is_over)
+        return TurnNumber(session.num_turns, session.is_over)
 
     def began(self, state: OpenRequest) -> None:
         """Take the open request of a turn that came."""

@@ -118,7 +118,7 @@ class _Tier:
 
 
 @dataclass(slots=True)
-class Matches:
+class IndexMatches:
     """The units that hold a beginning of one prompt, the longest first."""
 
     _units: Sequence[UnitId | None]
@@ -241,7 +241,7 @@ class Prefixes:
 
     # --- what is asked ----------------------------------------------------------------
 
-    def matches(self, entry: Tracked) -> Matches | None:
+    def matches(self, entry: Tracked) -> IndexMatches | None:
         """Return who holds beginnings of its prompt; None if nobody does."""
         names = _names(entry)
         first = names[0] if names else None
@@ -249,7 +249,7 @@ class Prefixes:
         if not anywhere & self._active:
             return None
         device, host = self._device.groups(names), self._host.groups(names)
-        return Matches(self._units, self._bits, self._active, anywhere, device, host)
+        return IndexMatches(self._units, self._bits, self._active, anywhere, device, host)
 
     def hit(self, entry: Tracked, unit: UnitId) -> Hit:
         """Return what a unit holds of its prompt."""

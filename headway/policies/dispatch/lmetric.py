@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from headway.policies.answer import Answer
 from headway.policies.dispatch.protocol import Waiting
-from headway.policies.dispatch.routing import Candidate, Routing, RoutingParams
+from headway.policies.dispatch.routing import RoutedUnit, Routing, RoutingParams
 
 
 class Lmetric(Routing):
@@ -22,15 +22,14 @@ class Lmetric(Routing):
     def __init__(self, params: RoutingParams | None = None) -> None:
         super().__init__(params or RoutingParams())
 
-    def choose(self, entry: Waiting, able: Sequence[Candidate]) -> Candidate:
+    def choose(self, entry: Waiting, able: Sequence[RoutedUnit]) -> RoutedUnit:
         """Return the least; ties go to the lower id."""
         return min(able, key=lambda each: (self._score(entry, each), each.name))
 
     @staticmethod
-    def _score(entry: Waiting, candidate: Candidate) -> float:
-        unit = candidate.unit
-        uncached = max(1, entry.num_tokens - candidate.num_hit_tokens)
-        return (unit.num_owed_tokens + uncached) * (1 + unit.num_requests)
+    def _score(entry: Waiting, routed: RoutedUnit) -> float:
+        unit = routed.unit
+        return (unit.num_owed_tokens + routed.num_uncached(entry)) * (1 + unit.num_requests)
 
 
 ANSWER = Answer("lmetric", Lmetric, "LMETRIC, with the queue", RoutingParams)

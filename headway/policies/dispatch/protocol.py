@@ -36,6 +36,12 @@ class UnitDebt(NamedTuple):
     """C_avail."""
     free_tokens: int
     """The longest prompt that it has blocks for."""
+    num_running: int = 0
+    """Requests of these that decode."""
+    kv_tokens: int = 0
+    """KV that its requests use, or that their prompts will; what is merely cached is free."""
+    kv_capacity: int = 1 << 62
+    """KV that it has room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,15 @@ class InstanceLoad:
         """Number of its units; 1 where they are not told."""
         return max(1, len(self.units))
 
+    @property
+    def is_lone(self) -> bool:
+        """True for one unit that decodes as well.
+
+        It has no batch to pack over units, and its next pass begins before a message could say
+        that the last one has ended: what waits for that word waits for a pass more.
+        """
+        return self.role is Role.UNIFIED and self.num_units == 1
+
 
 class Waiting(Packable, Protocol):
     """A request of the window, as a dispatch policy sees it."""
@@ -81,6 +96,14 @@ class Waiting(Packable, Protocol):
     @property
     def is_burst(self) -> bool:
         """True if the gateway labelled it as beyond the mean."""
+
+    @property
+    def session_id(self) -> str:
+        """The client's name for its conversation; "" for none."""
+
+    @property
+    def expected_output(self) -> float:
+        """Output tokens that its gateway expects; 0 if unknown."""
 
 
 class OwnUnit(NamedTuple):

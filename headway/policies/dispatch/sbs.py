@@ -196,7 +196,7 @@ class StaggeredBatch(Dispatching, CostReader):
     def _ready_at(self, load: InstanceLoad) -> float:
         """Return when it is ready as things stand: -inf for now, inf for after an EndForward."""
         instance = self._instances[load.worker_id]
-        if instance.awaited_id is None or load.task_depth == 0 or _is_lone(load):
+        if instance.awaited_id is None or load.task_depth == 0 or load.is_lone:
             return -inf
         # One turn round at the fixed interval, as if its pass had ended on time.
         return instance.dispatched_at + self._turn_round if instance.fallback else inf
@@ -265,7 +265,7 @@ class StaggeredBatch(Dispatching, CostReader):
     def _turns(self, loads: Sequence[InstanceLoad], num_waiting: int, now: float) -> list[Turn]:
         ready = [load for load in loads if can_take(load) and self._ready_at(load) <= now]
         ready.sort(key=self._rank)
-        self._are_lone = bool(ready) and all(map(_is_lone, ready))
+        self._are_lone = bool(ready) and all(load.is_lone for load in ready)
         turns = [Turn(load.worker_id, TOP_UP) for load in ready if self._has_leftovers(load, now)]
         if now >= self._cycle_at + self.interval:
             turns += [Turn(load.worker_id, self._rule(load)) for load in ready]
@@ -309,15 +309,6 @@ class StaggeredBatch(Dispatching, CostReader):
             times = [turn_at for r in ready_at if (turn_at := max(r, due_at)) > now]
             earliest = min(earliest, *times) if times else earliest
         return earliest if earliest < inf else None
-
-
-def _is_lone(load: InstanceLoad) -> bool:
-    """Return whether an instance has one unit, which decodes as well.
-
-    Such a one has no batch to pack over units, and its next pass begins before a message could say
-    that the last one has ended: what waits for that word waits for a pass more.
-    """
-    return load.role is Role.UNIFIED and load.num_units == 1
 
 
 def can_take(load: InstanceLoad) -> bool:

@@ -19,9 +19,9 @@ from headway.cluster import Role, UnitId
 from headway.cost.costs import Constant, Costs
 from headway.policies.answer import Answer
 from headway.policies.dispatch.prefix_hits import Hit, Matches
+from headway.policies.dispatch.prompt_units import PromptUnit, PromptUnits
 from headway.policies.dispatch.protocol import InstanceLoad, OwnUnit, Turn, Waiting
 from headway.policies.dispatch.sbs import TOP_UP, SbsParams, StaggeredBatch, can_take
-from headway.policies.dispatch.unit_table import Unit, UnitTable
 from headway.policies.readers import chosen
 from headway.request import StreamKey
 
@@ -65,7 +65,7 @@ class WarmStaggeredBatch(StaggeredBatch):
     reads_prefixes: ClassVar[bool] = True
 
     def __init__(self, params: SbsWarmParams | None = None) -> None:
-        self._table = UnitTable()
+        self._table = PromptUnits()
         self._waits_since: dict[StreamKey, tuple[float, float]] = {}
         """When requests first could not go to their own unit, and W then."""
         self._recheck_at = inf
@@ -108,9 +108,7 @@ class WarmStaggeredBatch(StaggeredBatch):
     ) -> list[Turn]:
         """Return turns of own units, and SBS's for everybody else."""
         self._recheck_at = inf
-        ready = {
-            load.worker_id: load for load in loads if can_take(load) and self._ready_at(load) <= now
-        }
+        ready = {load.worker_id: load for load in loads if self._takes_own(load, now)}
         if not ready or not any(map(self._telling, waiting)):
             return super().turns(loads, num_waiting, now=now, waiting=waiting)
         self._table.update(loads)
@@ -125,14 +123,25 @@ class WarmStaggeredBatch(StaggeredBatch):
         if look.free:
             free = look.free.values()
             rest = super().turns(loads, len(free), now=now, waiting=free)
+        lone = {load.worker_id for load in ready.values() if load.is_lone}
         place = {entry.key: number for number, entry in enumerate(waiting)}
         shared = []
-        for turn in rest:  # neither its own nor anybody's starve the other
-            own = look.own.pop(turn.worker_id, {})
+        for turn in rest:
+            # Neither its own nor anybody's starve the other where they share a chunk.
+            own = {} if turn.worker_id in lone else look.own.pop(turn.worker_id, {})
             keys = sorted(look.keys_of(turn, own), key=place.__getitem__)
             shared.append(turn._replace(keys=keys, own=own))
-        beside = [Turn(name, TOP_UP, keys=list(own), own=own) for name, own in look.own.items()]
+        beside = [
+            Turn(name, TOP_UP, capped=name not in lone, keys=list(own), own=own)
+            for name, own in look.own.items()
+        ]
         return [*beside, *shared]
+
+    def _takes_own(self, load: InstanceLoad, now: float) -> bool:
+        """Return whether requests go to their own units there now; lone ones wait for no pass."""
+        if load.is_lone:
+            return load.has_room
+        return can_take(load) and self._ready_at(load) <= now
 
     def _judge_all(
         self, waiting: Iterable[Waiting], ready: Mapping[str, InstanceLoad], now: float
@@ -234,7 +243,7 @@ class WarmStaggeredBatch(StaggeredBatch):
 
     # --- how long ---------------------------------------------------------------------
 
-    def _may_wait(self, key: StreamKey, unit: Unit, saved: float, now: float) -> bool:
+    def _may_wait(self, key: StreamKey, unit: PromptUnit, saved: float, now: float) -> bool:
         """Return whether it waits for its unit: while that is sooner than computing elsewhere.
 
         In all it waits no longer than that takes; then it is anybody's for good.
@@ -246,7 +255,7 @@ class WarmStaggeredBatch(StaggeredBatch):
         self._recheck_at = min(self._recheck_at, until)
         return True
 
-    def _wait(self, unit: Unit, now: float) -> float:
+    def _wait(self, unit: PromptUnit, now: float) -> float:
         """Return W: the seconds until a unit's next turn, as far as known."""
         load = unit.load
         ends_at = self._instances[load.worker_id].dispatched_at + self._turn_round

@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 
 from headway.errors import Code, HeadwayError
 from headway.request import Request
-from services.gateway.api_call import ApiCall, History, ReplyStyle
+from services.gateway.api_call import ApiCall, ReplyStyle, ResponseHistory
 from services.gateway.auth import KEY_CLIENT, KeyRing, check_client_id
 from services.gateway.calls import Calls
 from services.gateway.http.exchange import Exchange, HttpCaller, HttpRefusal, SideRoutes
@@ -271,7 +271,11 @@ class HttpEdge:
 
     @staticmethod
     def _keep(
-        stored: StoredResponses, tenant: str, session_id: str, response_id: str, history: History
+        stored: StoredResponses,
+        tenant: str,
+        session_id: str,
+        response_id: str,
+        history: ResponseHistory,
     ) -> None:
         """Store a response; a conversation without a name is called by its first one."""
         own = history._replace(session_id=session_id or response_id)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
-from services.gateway.api_call import History
+from services.gateway.api_call import ResponseHistory
 from services.gateway.openai.json import dumps, new_call_id
 from services.gateway.openai.replies import EVENTS, JSON, HttpReplyBase
 from services.gateway.openai.responses import continued
@@ -15,7 +15,7 @@ from services.gateway.outputs import Output
 from services.gateway.tool_calls import CallPiece
 
 Json = dict[str, Any]
-Keep = Callable[[str, History], None]
+Keep = Callable[[str, ResponseHistory], None]
 """A function that stores a response by its id."""
 
 
@@ -160,7 +160,7 @@ _SHORT: Json = {"instructions": None, "metadata": {}, "tools": []}
 _PREFIX = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
-def _keep_none(response_id: str, history: History) -> None:
+def _keep_none(response_id: str, history: ResponseHistory) -> None:
     """Store nothing."""
 
 

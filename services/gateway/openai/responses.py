@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field
 
 from headway.errors import Code, HeadwayError
-from services.gateway.api_call import ApiCall, History, ReplyStyle
+from services.gateway.api_call import ApiCall, ReplyStyle, ResponseHistory
 from services.gateway.openai.requests import HARMLESS, Extension, Priority, Salt, parse_chat
 from services.gateway.openai.sessions import SessionBody, session_of
 from services.gateway.openai.shapes import Fields, Neutral, Number, Text, Whole, read
@@ -82,7 +82,7 @@ class ResponseBody(SessionBody):
 
 
 def parse_response(
-    body: Mapping[str, Any], find: Callable[[str], History] | None = None
+    body: Mapping[str, Any], find: Callable[[str], ResponseHistory] | None = None
 ) -> tuple[ApiCall, ReplyStyle]:
     """Read a body of ``POST /v1/responses``; a refusal may name the chat's field.
 
@@ -113,18 +113,20 @@ def parse_response(
     return replace(call, session=session_of(fields, earlier.session_id)), style
 
 
-def _earlier(fields: ResponseBody, find: Callable[[str], History] | None) -> History:
+def _earlier(
+    fields: ResponseBody, find: Callable[[str], ResponseHistory] | None
+) -> ResponseHistory:
     """Return the conversation that a request continues, which may be empty."""
     response_id = fields.previous_response_id
     if response_id is None:
-        return History()
+        return ResponseHistory()
     if find is None:
         message = "this gateway stores no response: send the whole conversation as input"
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="previous_response_id")
     return find(response_id)
 
 
-def continued(history: History, items: Sequence[Mapping[str, Any]]) -> History:
+def continued(history: ResponseHistory, items: Sequence[Mapping[str, Any]]) -> ResponseHistory:
     """Return a conversation with further items at its end."""
     num_bytes = history.num_bytes + len(json.dumps(items))
     return history._replace(items=(*history.items, *items), num_bytes=num_bytes)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from headway.errors import Code, HeadwayError
-from services.gateway.api_call import History
+from services.gateway.api_call import ResponseHistory
 
 MOST_STORED = 4096
 
 
 class _Stored(NamedTuple):
-    history: History
+    history: ResponseHistory
     stored_at: float
 
 
@@ -40,7 +40,7 @@ class StoredResponses:
         """Length of all together, in JSON; what two of them share counts twice."""
         return sum(self._bytes.values())
 
-    def find(self, tenant: str, response_id: str) -> History:
+    def find(self, tenant: str, response_id: str) -> ResponseHistory:
         """Return a tenant's response; NOT_FOUND for one that is not kept."""
         own = self._by_tenant.get(tenant)
         found = None if own is None else own.get(response_id)
@@ -53,7 +53,7 @@ class StoredResponses:
             raise HeadwayError(Code.NOT_FOUND, message, param="previous_response_id")
         return found.history
 
-    def keep(self, tenant: str, response_id: str, history: History) -> None:
+    def keep(self, tenant: str, response_id: str, history: ResponseHistory) -> None:
         """Store a response, unless it is longer than all may be together."""
         if history.num_bytes > self._most_bytes:
             return

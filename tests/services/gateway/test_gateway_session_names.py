@@ -11,7 +11,7 @@ import pytest
 
 from headway.errors import Code, HeadwayError
 from headway.request import Request
-from services.gateway.api_call import ApiCall, History, SessionAsk
+from services.gateway.api_call import ApiCall, ResponseHistory, SessionAsk
 from services.gateway.openai.stored_responses import StoredResponses
 from services.gateway.sessions import in_session
 from tests.fakes.gateway_harness import Cluster, cluster
@@ -157,16 +157,16 @@ def ids_kept(stored: StoredResponses, tenant: str, ids: str) -> str:
 def test_stored_responses_are_bounded_in_bytes_and_age_and_kept_apart() -> None:
     now = 0.0
     stored = StoredResponses(10, 60.0, lambda: now)
-    stored.keep("ann", "a", History(({"x": 1},), 3))
+    stored.keep("ann", "a", ResponseHistory(({"x": 1},), 3))
     for each in "bcd":
-        stored.keep("bob", each, History((), 3))
+        stored.keep("bob", each, ResponseHistory((), 3))
     assert ids_kept(stored, "bob", "abcd") == "cd", "who has most gives way, and sees its own alone"
     assert (ids_kept(stored, "ann", "abcd"), stored.num_bytes) == ("a", 9)
-    stored.keep("bob", "e", History((), 11))
+    stored.keep("bob", "e", ResponseHistory((), 11))
     assert ids_kept(stored, "bob", "cde") == "cd", "what never fits costs nobody a place"
     now = 61.0
     with pytest.raises(HeadwayError) as caught:
         stored.find("ann", "a")
     assert caught.value.code is Code.NOT_FOUND
-    stored.keep("bob", "f", History((), 1))
+    stored.keep("bob", "f", ResponseHistory((), 1))
     assert (stored.num_stored, stored.num_bytes) == (1, 1)

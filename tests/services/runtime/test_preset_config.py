@@ -38,7 +38,7 @@ def test_services_and_simulator_run_the_same_policies(name: str, conditions: Con
         assert getattr(scheduler, question) == getattr(simulated.scheduler, question)
     assert worker.batching.name == simulated.batching.name
     lingers = simulated.worker.linger > 0
-    assert (worker.worker.linger > 0, scheduler.dispatch == "sbs") == (lingers, lingers)
+    assert (worker.worker.linger > 0, scheduler.dispatch == "sbs-warm") == (lingers, lingers)
 
 
 def test_a_worker_without_options_is_one_of_headway_up() -> None:

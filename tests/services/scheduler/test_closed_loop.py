@@ -7,7 +7,7 @@ import asyncio
 from headway.cluster import UnitLoad
 from headway.errors import Code
 from headway.messages import EndForward, Rejected
-from tests.fakes.scheduler_rig import EmulatedWorker, PlainGateway, Rig, until
+from tests.fakes.scheduler_rig import CHUNK, EmulatedWorker, PlainGateway, Rig, until
 
 NO_WATCHDOG = "dispatch.watchdog_floor=600"
 CROWDED = (UnitLoad(0, 0, 1, 1500, 1),)  # a free block, but none to spare
@@ -19,7 +19,7 @@ async def one_under_way(rig: Rig, settings: str = "") -> EmulatedWorker:
     leader = await rig.leader(set=settings)
     worker = await rig.worker("w")
     gateway = await rig.gateway(leader.address)
-    await gateway.submit(1)
+    await gateway.submit(1, num_tokens=CHUNK)
     await until(lambda: worker.dispatched == [1], "the worker has the first")
     await gateway.submit(2)
     waiting = 'headway_scheduler_waiting_requests{model="m"}'
@@ -44,7 +44,7 @@ async def test_the_watchdog_frees_an_instance_whose_end_of_pass_never_comes(rig:
     leader = await rig.leader(set="dispatch.watchdog_floor=0.3")
     worker = await rig.worker("w")
     gateway = await rig.gateway(leader.address)
-    await gateway.submit(1)
+    await gateway.submit(1, num_tokens=CHUNK)
     await until(lambda: worker.dispatched == [1], "the worker has the first")
     await gateway.submit(2)
     await until(lambda: worker.dispatched == [1, 2], "the second follows without an EndForward")
@@ -73,7 +73,7 @@ async def test_who_comes_when_others_have_waited_too_long_is_told_when_to_come_a
     )
     worker = await rig.worker("w")
     gateway = await rig.gateway(leader.address)
-    await gateway.submit(1)
+    await gateway.submit(1, num_tokens=CHUNK)
     await until(lambda: worker.dispatched == [1], "the worker has the first")
     rejected = await refused(gateway, worker)
     assert rejected.code is Code.RESOURCE_EXHAUSTED
@@ -90,10 +90,10 @@ async def test_who_comes_when_as_many_wait_as_may_is_told_when_to_come_again(rig
     leader = await rig.leader(set=NO_WATCHDOG, max_waiting=1)
     worker = await rig.worker("w")
     gateway = await rig.gateway(leader.address)
-    for stream_id in (1, 2, 3):
-        await gateway.submit(stream_id)
-        if stream_id == 1:
-            await until(lambda: worker.dispatched == [1], "the worker has the first")
+    await gateway.submit(1, num_tokens=CHUNK)
+    await until(lambda: worker.dispatched == [1], "the worker has the first")
+    await gateway.submit(2)
+    await gateway.submit(3)
     await until(lambda: len(gateway.of(Rejected)) == 1, "the third is refused")
     rejected = gateway.of(Rejected)[0]
     assert (rejected.key.stream_id, rejected.code) == (3, Code.RESOURCE_EXHAUSTED)

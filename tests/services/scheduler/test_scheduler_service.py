@@ -18,7 +18,7 @@ from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.identity.roles import ServiceRole
 from services.scheduler.config import SchedulerConfig
-from tests.fakes.scheduler_rig import EmulatedWorker, Rig, key, make_request, until
+from tests.fakes.scheduler_rig import CHUNK, EmulatedWorker, Rig, key, make_request, until
 
 # --- requests -----------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ async def test_metrics_tell_of_window_interval_and_dispatches(rig: Rig) -> None:
     gateway = await rig.gateway(leader.address)
     active = 'headway_scheduler_active_instances{model="m"}'
     await until(lambda: leader.metrics().get(active) == 1, "the worker is seen")
-    await gateway.submit(1)
+    await gateway.submit(1, num_tokens=CHUNK)
     await until(lambda: worker.dispatched == [1], "the worker has it")
     await gateway.submit(2)
     await gateway.submit(3, model="x")

@@ -15,8 +15,11 @@ _NUM_LONGEST, _NUM_CHEAPEST = 8, 4
 
 
 @dataclass(slots=True)
-class Unit:
-    """A unit while requests are given out: tokens, requests."""
+class PromptUnit:
+    """A unit while requests are given out: tokens, requests.
+
+    ``kv_tokens`` of ``kv_capacity`` are used; ``num_running`` of its requests decode.
+    """
 
     unit: UnitId
     load: InstanceLoad
@@ -27,9 +30,12 @@ class Unit:
     weight: int
     """Times that a token there counts: once for each request that it delays, and each unit of its
     instance, which computes all at once."""
+    num_running: int
+    kv_tokens: int
+    kv_capacity: int
 
     @classmethod
-    def of(cls, load: InstanceLoad, debt: UnitDebt) -> Unit:
+    def of(cls, load: InstanceLoad, debt: UnitDebt) -> PromptUnit:
         """Return a unit as it is."""
         return cls(
             debt.unit,
@@ -39,11 +45,18 @@ class Unit:
             debt.capacity,
             debt.free_tokens,
             (1 + debt.num_requests) * load.num_units,
+            debt.num_running,
+            debt.kv_tokens,
+            debt.kv_capacity,
         )
 
     def takes(self, num_tokens: int) -> bool:
-        """Return whether it has chunk left, and blocks for a prompt of so many tokens."""
-        return self.capacity > 0 and num_tokens <= self.free_tokens
+        """Return whether it takes a prompt of so many tokens that is its own.
+
+        It has blocks for it, and chunk left. A lone unit needs none: there is no pass to pack, and
+        what it owes is in its cost.
+        """
+        return num_tokens <= self.free_tokens and (self.capacity > 0 or self.load.is_lone)
 
     @property
     def rank(self) -> float:
@@ -52,20 +65,20 @@ class Unit:
         return (self.num_owed_tokens + chunk) * self.weight
 
 
-class UnitTable:
+class PromptUnits:
     """Units by id, kept in the order of what they owe; only changed instances are looked at."""
 
     def __init__(self) -> None:
-        self._units: dict[UnitId, Unit] = {}
-        self._seen: dict[str, InstanceLoad] = {}
+        self._units: dict[UnitId, PromptUnit] = {}
+        self._seen: dict[str, Sequence[UnitDebt]] = {}
         self._ranks: list[tuple[float, UnitId]] = []
         self._touched: dict[str, None] = {}
 
-    def __getitem__(self, unit: UnitId) -> Unit:
+    def __getitem__(self, unit: UnitId) -> PromptUnit:
         """Return a unit."""
         return self._units[unit]
 
-    def __iter__(self) -> Iterator[Unit]:
+    def __iter__(self) -> Iterator[PromptUnit]:
         """Return all units, in the order in which their instances were seen."""
         return iter(self._units.values())
 
@@ -73,20 +86,20 @@ class UnitTable:
         """Take the loads of all instances that take prompts."""
         seen = self._seen
         for load in loads:
-            if seen.get(load.worker_id) is not load:
+            debts = load.units
+            if seen.get(load.worker_id) is not debts:
                 self.forget(load.worker_id)
-                seen[load.worker_id] = load
-                for debt in load.units:
-                    self._put(Unit.of(load, debt))
+                seen[load.worker_id] = debts
+                for debt in debts:
+                    self._put(PromptUnit.of(load, debt))
 
     def forget(self, worker_id: str) -> None:
         """Remove the units of an instance."""
-        load = self._seen.pop(worker_id, None)
-        for debt in load.units if load is not None else ():
+        for debt in self._seen.pop(worker_id, ()):
             self._remove_rank(debt.unit)
             del self._units[debt.unit]
 
-    def _put(self, unit: Unit) -> None:
+    def _put(self, unit: PromptUnit) -> None:
         self._units[unit.unit] = unit
         insort(self._ranks, (unit.rank, unit.unit))
 
@@ -105,15 +118,15 @@ class UnitTable:
         value.num_requests += 1
         value.weight += value.load.num_units
         value.free_tokens -= num_tokens
+        value.kv_tokens += num_tokens
         insort(self._ranks, (value.rank, unit))
 
     def restore(self) -> None:
         """Let all units be as their instances' loads say."""
         for worker_id in self._touched:
-            load = self._seen[worker_id]
-            for debt in load.units:
+            for debt in self._seen[worker_id]:
                 self._remove_rank(debt.unit)
-                self._put(Unit.of(load, debt))
+                self._put(PromptUnit.of(self._units[debt.unit].load, debt))
         self._touched.clear()
 
     def candidates(self, matches: Matches) -> Iterable[UnitId]:
