@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from headway.cluster import UnitId
+from headway.cluster import Role, UnitId
 from headway.policies.dispatch.prefix_hits import Matches
 from headway.policies.dispatch.protocol import InstanceLoad, UnitDebt
 
@@ -27,9 +27,6 @@ class PromptUnit:
     num_requests: int
     capacity: float
     free_tokens: int
-    weight: int
-    """Times that a token there counts: once for each request that it delays, and each unit of its
-    instance, which computes all at once."""
     num_running: int
     kv_tokens: int
     kv_capacity: int
@@ -44,7 +41,6 @@ class PromptUnit:
             debt.num_requests,
             debt.capacity,
             debt.free_tokens,
-            (1 + debt.num_requests) * load.num_units,
             debt.num_running,
             debt.kv_tokens,
             debt.kv_capacity,
@@ -58,11 +54,20 @@ class PromptUnit:
         """
         return num_tokens <= self.free_tokens and (self.capacity > 0 or self.load.is_lone)
 
+    def cost(self, num_computed: float) -> float:
+        """Return what computing these tokens of a prompt here adds, in tokens of an instance.
+
+        It is the time until the prompt is through, and the delay of everybody who decodes beside
+        it. Who is here first decodes by then, unless the unit only prefills.
+        """
+        num_delayed = 0 if self.load.role is Role.PREFILL else self.num_requests
+        units = self.load.num_units  # they compute all at once, so that each is so much slower
+        return (self.num_owed_tokens + num_computed * (1 + num_delayed)) * units
+
     @property
     def rank(self) -> float:
         """The cost of another chunk here, in tokens."""
-        chunk = self.load.chunk_tokens / self.load.num_units
-        return (self.num_owed_tokens + chunk) * self.weight
+        return self.cost(self.load.chunk_tokens / self.load.num_units)
 
 
 class PromptUnits:
@@ -116,7 +121,6 @@ class PromptUnits:
         value.num_owed_tokens += num_computed
         value.capacity -= num_computed
         value.num_requests += 1
-        value.weight += value.load.num_units
         value.free_tokens -= num_tokens
         value.kv_tokens += num_tokens
         insort(self._ranks, (value.rank, unit))

@@ -282,12 +282,13 @@ class StaggeredBatch(Dispatching, CostReader):
         """Rank by the last turn; those that decode as well by what delays a prompt there.
 
         The paper's instances only prefill. Where requests of one batch delay each other, turns
-        alone would treat a busy unit like an idle one.
+        alone would treat a busy unit like an idle one: a prompt waits for those queued, and delays
+        everybody who is there.
         """
         instance = self._instances[load.worker_id]
         delay = 0
         if load.role is Role.UNIFIED:
-            delay = (load.queued_tokens + self._next_tokens) * (load.num_outstanding + 1)
+            delay = load.queued_tokens + self._next_tokens * (load.num_outstanding + 1)
         return instance.fallback, delay, instance.turn, load.worker_id
 
     def _rule(self, load: InstanceLoad) -> str:

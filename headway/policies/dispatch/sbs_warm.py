@@ -4,8 +4,9 @@ A request whose beginning no unit holds more of than the others is SBS's: when, 
 ever. One that some unit holds more of goes to the unit with the least cost, at once if that is
 ready, beside the interval. If it is not ready, the request waits for the unit's next turn as long
 as that is sooner than computing elsewhere what the unit holds. Then it is SBS's like the others.
-The cost of a unit is ``t · (owed + uncached) · (1 + requests there)``: seconds until the prompt is
-through, for it and for all that it delays (LMETRIC). ``docs/sbs.md`` has the reasons.
+The cost of a unit is ``t · (owed + uncached · (1 + delayed))``: the seconds until the prompt is
+through, and those by which it delays all who decode there. ``docs/conversations.md`` has the
+reasons, and what was tried.
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ class WarmStaggeredBatch(StaggeredBatch):
                 continue
             unit = table[name]
             uncached = max(1.0, num_tokens - self._saved(matches.hit(name)))
-            costs.append(((unit.num_owed_tokens + uncached) * unit.weight, name))
+            costs.append((unit.cost(uncached), name))
         if not costs:
             return None
         tokens, name = best = min(costs)
@@ -279,4 +280,4 @@ class WarmStaggeredBatch(StaggeredBatch):
         return self._recheck_at if at is None else min(at, self._recheck_at)
 
 
-ANSWER = Answer("sbs-warm", WarmStaggeredBatch, "SBS, with LMETRIC's cost of a unit", SbsWarmParams)
+ANSWER = Answer("sbs-warm", WarmStaggeredBatch, "SBS, with own units for cached prefixes", SbsWarmParams)
