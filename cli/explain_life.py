@@ -54,9 +54,11 @@ def _headline(life: LifeRecord) -> str:
         felt.append(f"TPOT {life.tpot * 1e3:.1f} ms")
     shown = f" ({', '.join(felt)})" if felt else ""
     cached = f" ({tokens.cached:,} cached)" if tokens.cached else ""
+    amounts = f"{several(tokens.prompt, 'prompt token')}{cached}, "
+    amounts += several(tokens.output, "output token")
     return (
         f"{life.request_id} ({', '.join(who)}) {ending} after {life.total / 1e6:.3f} s{shown}; "
-        f"{several(tokens.prompt, 'prompt token')}{cached}, {several(tokens.output, 'output token')}"
+        f"{amounts}"
         + (f"\n  error: {life.error}" if life.error else "")
     )
 
