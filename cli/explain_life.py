@@ -58,8 +58,7 @@ def _headline(life: LifeRecord) -> str:
     amounts += several(tokens.output, "output token")
     return (
         f"{life.request_id} ({', '.join(who)}) {ending} after {life.total / 1e6:.3f} s{shown}; "
-        f"{amounts}"
-        + (f"\n  error: {life.error}" if life.error else "")
+        f"{amounts}" + (f"\n  error: {life.error}" if life.error else "")
     )
 
 

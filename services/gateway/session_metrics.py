@@ -12,7 +12,6 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.utils import floatToGoString
 
 from headway.core.gateway.sessions import Sessions, SizeCounts
 
@@ -65,7 +64,7 @@ class SessionMetrics:
 def _histogram(name: str, text: str, tally: SizeCounts) -> Metric:
     bounds = (*tally.bounds, inf)
     buckets = [
-        (floatToGoString(bound), count)
+        (str(bound) if bound < inf else "+Inf", count)
         for bound, count in zip(bounds, tally.cumulated, strict=True)
     ]
     family = HistogramMetricFamily(f"headway_gateway_{name}", text)
