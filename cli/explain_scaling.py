@@ -33,7 +33,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--autoscaler", default="", metavar="HOST:PORT", help="default: found in the store")
     add("--store", default="", help="its URL; default: of `headway up`, else $HEADWAY_STORE")
     add("--cluster", default="", help="its name in the store; default: that of `headway up`")
-    add("--cluster-secret-file", type=Path, help=f"default: {_SECRET} of --log-dir, if there")
+    default = f"$HEADWAY_CLUSTER_SECRET_FILE, or {_SECRET} of --log-dir, if there"
+    add("--cluster-secret-file", type=Path, metavar="FILE", help=f"default: {default}")
     add("--certs", type=Path, metavar="DIR", help="with an operator's certificate: run/certs")
     add("--last", type=int, default=0, metavar="N", help="decisions looked at (default: all kept)")
     add("--all", dest="every", action="store_true", help="those that changed nothing, too")
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def _ask(args: argparse.Namespace) -> Sequence[PublishTargets]:
     config = _config(args)
-    secret = _secret_file(args) or config.cluster_secret_file
+    secret = args.cluster_secret_file or config.cluster_secret_file or _left_secret(args.log_dir)
     tls = tls_options(args.certs / ServiceRole.OPERATOR) if args.certs else {}
     config = config.model_copy(update={"cluster_secret_file": secret, **tls})
     address = args.autoscaler or await _find(config)
@@ -73,10 +74,10 @@ def _config(args: argparse.Namespace) -> ServiceConfig:
     return read_config(ServiceConfig, ["--service-id", "explain", *given])
 
 
-def _secret_file(args: argparse.Namespace) -> Path | None:
-    given: Path | None = args.cluster_secret_file
-    left: Path = args.log_dir / _SECRET
-    return given or (left if left.exists() else None)
+def _left_secret(folder: Path) -> Path | None:
+    """Return the secret that ``headway up`` has left there: older than what the user sets."""
+    left = folder / _SECRET
+    return left if left.exists() else None
 
 
 async def _find(config: ServiceConfig) -> str:

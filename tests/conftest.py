@@ -33,6 +33,15 @@ os.environ["HEADWAY_CLUSTER_SECRET_FILE"] = f"{_SECRETS.name}/secret"
 init_grpc_aio()  # held for the whole run: its last owner, collected anywhere, joins its thread
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _empty_working_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """All tests run in an empty folder: what ``make up`` has left in ``run/`` is nobody's here."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("working"))
+    yield
+    os.chdir(before)
+
+
 @pytest.fixture(scope="session")
 def store_url() -> Iterator[str]:
     """A real store of this test run's own."""

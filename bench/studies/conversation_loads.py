@@ -76,7 +76,8 @@ class ConversationLoad:
         if not self.kind:
             return self._mooncake(seed)
         params = replace(KINDS[self.kind], **self.changes)  # type: ignore[arg-type]  # its own names
-        load = SessionLoad(make_sessions(self.kind, seed, self.number, self.rate, params))
+        sessions = make_sessions(self.kind, seed, self.number, self.rate, params)
+        load = SessionLoad(sessions, by_root=True)
         return load.replayed(self.requests_per_s) if self.requests_per_s else load
 
     def _mooncake(self, seed: int) -> list[SimRequest]:

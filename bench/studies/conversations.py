@@ -42,13 +42,27 @@ class ConversationSystem:
         return find_preset(self.preset).but(self.policies, self.params)
 
 
+def _routed(name: str, dispatch: str = "", **params: object) -> ConversationSystem:
+    """Return a router of the field before vLLM's defaults, with these parameters."""
+    policies = MappingProxyType({"dispatch": dispatch or name})
+    return ConversationSystem(name, "lmetric", policies, MappingProxyType({"dispatch": params}))
+
+
 SYSTEMS: tuple[ConversationSystem, ...] = (
     ConversationSystem("vllm-like", "vllm-like"),
     ConversationSystem(SBS, "sbs", MappingProxyType({"dispatch": "sbs"})),
     ConversationSystem("lmetric", "lmetric"),
+    _routed("session-hash", first="least-requests", spills=True),
+    _routed("dynamo", prefill_load_scale=16.0),
+    _routed("llm-d"),
+    _routed("llm-d sticky", "llm-d", guide="sticky", most_delay=0.2),
+    _routed("sglang", balance_abs=8),
+    _routed("preble"),
     ConversationSystem(OURS, "sbs"),
 )
-"""Ours among its rivals, each in its best set-up."""
+"""Ours among its rivals, each in its best set-up: parameters that are not their projects' defaults
+were the best of a sweep over these loads, one set for all of them.
+"""
 _BY_NAME: Mapping[str, ConversationSystem] = MappingProxyType({each.name: each for each in SYSTEMS})
 RIVALS = tuple(each.name for each in SYSTEMS if each.name != OURS)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -10,7 +10,7 @@ from headway.errors import require_over
 from headway.sim.clients import SimRequest
 from headway.sim.kernel import Kernel
 from headway.sim.records import Record
-from headway.workload.session import Session, parents_of, starts_of
+from headway.workload.session import Session, parents_of, roots_of, starts_of
 
 _CUT = "one of its sessions lost a turn"
 
@@ -20,12 +20,19 @@ class SessionLoad:
     """Sessions to run; a child's start waits for its parent's turn.
 
     ``names``: whether requests name their session. ``says_end``: whether the last turn of one says
-    so, as a hint.
+    so, as a hint. ``by_root``: whether children's requests name the session that started by itself,
+    as sub-agents do that have their agent's name; no turn of theirs ends it.
     """
 
     sessions: Sequence[Session]
     names: bool = True
     says_end: bool = False
+    by_root: bool = False
+    _roots: Mapping[int, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        roots = roots_of(self.sessions) if self.by_root else {}
+        object.__setattr__(self, "_roots", roots)
 
     @property
     def num_requests(self) -> int:
@@ -66,6 +73,8 @@ class SessionLoad:
     def request(self, session: Session, place: int, at: float) -> SimRequest:
         """Return a turn of a session, asked at an instant."""
         turn = session.turns[place]
+        name = self._roots.get(session.number, session.number)
+        is_last = name == session.number and place == len(session.turns) - 1
         return SimRequest(
             f"{session.kind or 'session'}-{session.number}.{place}",
             at,
@@ -73,8 +82,8 @@ class SessionLoad:
             turn.output_length,
             turn.reasoning_length,
             turn.hash_ids,
-            session_id=str(session.number) if self.names else "",
-            ends_session=self.names and self.says_end and place == len(session.turns) - 1,
+            session_id=str(name) if self.names else "",
+            ends_session=self.names and self.says_end and is_last,
         )
 
 

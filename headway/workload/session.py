@@ -47,6 +47,17 @@ def parents_of(sessions: Sequence[Session]) -> Mapping[int, int]:
     return {c: each.number for each in sessions for turn in each.turns for c in turn.children}
 
 
+def roots_of(sessions: Sequence[Session]) -> Mapping[int, int]:
+    """Return for each session the number of the one that started by itself and brought it about."""
+    parents, roots = parents_of(sessions), dict[int, int]()
+    for each in sessions:
+        root = each.number
+        while root in parents:
+            root = parents[root]
+        roots[each.number] = root
+    return roots
+
+
 def starts_of(sessions: Sequence[Session]) -> Mapping[int, float]:
     """Return when each session would start if answers took no time, seconds."""
     found = {each.number: each.at for each in sessions if each.at is not None}

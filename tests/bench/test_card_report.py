@@ -60,7 +60,7 @@ def test_a_step_that_hangs_is_ended_and_its_report_says_where(tmp_path: Path) ->
         f"r.GRACE = 0.1; one = r.CardReport(Path({str(file)!r}), 0.001)\n"
         "with one.bounded(), one.part('hangs'): time.sleep(600)"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=Path.cwd(), check=False)
+    done = subprocess.run([sys.executable, "-c", program], check=False)
     assert done.returncode == reports._HANGS
     assert read(file)["not_done"] == {"hangs": "it did not end within the limit and was stopped"}
 

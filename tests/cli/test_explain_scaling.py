@@ -6,14 +6,19 @@ import asyncio
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+
+import pytest
 
 from cli.explain_scaling import decision_text, explained
 from headway.core.autoscaler.events import PublishTargets
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, StartUp, Targets
 from services.autoscaler.config import AutoscalerConfig
+from services.local.cluster import SECRET_FILE
 from services.local.run_file import RunningCluster, leave_run_file
 from services.runtime import wire
+from services.runtime.identity.secret import load_secret
 from services.runtime.store import Member, Store
 from tests.fakes.autoscaler_service import decided, served
 
@@ -70,6 +75,30 @@ def test_decisions_survive_the_wire() -> None:
 def explain(*flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "cli", "explain", "scaling", *flags]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+async def test_the_secret_is_the_given_one_or_the_environments_or_what_headway_up_left(
+    store_url: str, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    variable = "HEADWAY_CLUSTER_SECRET_FILE"
+    config = AutoscalerConfig(
+        store=store_url, cluster=cluster, interval=0.05, cluster_secret_file=ours
+    )
+    left = tmp_path / SECRET_FILE
+    load_secret(left)
+    async with served(config) as (service, address):
+        await decided(service)
+        asked = partial(explain, "--autoscaler", address, "--log-dir", str(tmp_path))
+        monkeypatch.setenv(variable, str(ours))
+        assert (await asyncio.to_thread(asked)).returncode == 0
+        refused = await asyncio.to_thread(asked, "--cluster-secret-file", str(other))
+        assert refused.returncode == 1
+        assert "another secret" in refused.stderr
+        monkeypatch.delenv(variable)
+        assert "another secret" in (await asyncio.to_thread(asked)).stderr
+        left.write_bytes(ours.read_bytes())
+        assert (await asyncio.to_thread(asked)).returncode == 0
 
 
 async def test_the_autoscaler_is_found_in_the_store_and_asked(

@@ -25,6 +25,8 @@ class Prompt:
     num_tokens: int
     arrival_at: float = 0.0
     is_burst: bool = False
+    session_id: str = ""
+    expected_output: float = 0.0
 
     @property
     def key(self) -> StreamKey:

@@ -33,6 +33,8 @@ class Any:
     barred: Collection[UnitId] = ()
     is_burst: bool = False
     opens_answer: bool = True
+    session_id: str = ""
+    expected_output: float = 0.0
 
     @property
     def arrival_at(self) -> float:

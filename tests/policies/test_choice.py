@@ -16,9 +16,11 @@ from headway.sim.experiment import cluster_spec
 from headway.sim.scenario import load_scenario, parse_scenario
 
 NAMES = {name for answers in registry.REGISTRY.values() for name in answers} | set(PRESETS)
+ROOT = Path(__file__).parents[2]
 AMBIGUOUS = {"headway", "none", "random"}  # words with other meanings, too
 ROOMS = ("headway/core", "services", "cli")
 EXCEPT = {"cli/reproduce.py"}  # names papers
+SCENARIO = ROOT / "headway" / "scenarios" / "chat-and-reasoning.toml"
 
 
 def test_a_policy_and_its_parameters_are_named_by_question() -> None:
@@ -57,7 +59,7 @@ def test_values_are_of_their_parameters_type() -> None:
 
 def test_a_flag_stands_over_the_scenario_and_the_scenario_over_the_preset() -> None:
     own_policy = '\n[policy]\nbatching = "trail"\n[set.batching]\nc = 0.25\n'
-    text = Path("headway/scenarios/chat-and-reasoning.toml").read_text("utf-8") + own_policy
+    text = SCENARIO.read_text("utf-8") + own_policy
     conditions = parse_scenario(text, "text").conditions
     own = cluster_spec(find_preset("sbs"), conditions).batching
     assert (own.name, own.params) == ("trail", {"c": 0.25})
@@ -68,7 +70,7 @@ def test_a_flag_stands_over_the_scenario_and_the_scenario_over_the_preset() -> N
 
 
 def test_a_scenario_names_policies_and_runs_no_file() -> None:
-    text = Path("headway/scenarios/chat-and-reasoning.toml").read_text("utf-8")
+    text = SCENARIO.read_text("utf-8")
     with pytest.raises(HeadwayError, match=r"policy.batching is './edf.py'; it must be a name"):
         parse_scenario(text + '\n[policy]\nbatching = "./edf.py"\n', "text")
 
@@ -92,8 +94,8 @@ def test_no_policy_and_no_preset_is_asked_for_by_its_name() -> None:
     found = [
         f"{file}: {name}"
         for room in ROOMS
-        for file in sorted(Path(room).rglob("*.py"))
-        if str(file) not in EXCEPT
+        for file in sorted((ROOT / room).rglob("*.py"))
+        if str(file.relative_to(ROOT)) not in EXCEPT
         for name in compared.findall(file.read_text("utf-8"))
         if name in NAMES - AMBIGUOUS
     ]

@@ -22,11 +22,15 @@ from tests.fakes.cluster_plans import (
     run,
 )
 
+ROUTED = replace(PATIENT, dispatch_params={}, prefix_hits=True)
+"""With a router, which needs a dispatch policy by name."""
 POLICIES = st.sampled_from(
     [
         PATIENT,
         replace(PATIENT, placement="min-cost"),
         replace(PATIENT, dispatch="immediate", packing="round-robin", placement="round-robin"),
+        *(replace(ROUTED, dispatch=name) for name in ("session-hash", "llm-d", "sglang", "preble")),
+        replace(ROUTED, dispatch="dynamo", dispatch_params={"temperature": 0.5}),
     ]
 )
 LEAVE = st.tuples(st.just("leave"), st.integers(0, 12), st.just(0))

@@ -24,7 +24,7 @@ from headway.sim.scenario import load_scenario, parse_scenario
 from headway.sim.views.run import require_views
 from tests.fakes.sim_clusters import close, instance, one_step, poisson
 
-MINI = Path("models/headway-mini/predictor")
+MINI = Path(__file__).parents[2] / "models" / "headway-mini" / "predictor"
 SMALL = """
 [[instances]]
 role = "unified"

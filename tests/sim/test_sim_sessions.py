@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,17 @@ def test_requests_name_their_session_and_its_end_where_asked() -> None:
         [("4", False), ("4", True)],
         [("", False), ("", False)],
     ]
+
+
+def test_children_may_have_the_name_of_who_started_by_itself() -> None:
+    sessions = [
+        Session(0, "agent", 0.0, (turn(), replace(turn(1.0), children=(1,)))),
+        Session(1, "sub", None, (replace(turn(), children=(2,)),)),
+        Session(2, "sub", None, (turn(),)),
+    ]
+    requests = SessionLoad(sessions, says_end=True, by_root=True).replayed(1.0)
+    assert {r.session_id for r in requests} == {"0"}
+    assert [r.request_id for r in requests if r.ends_session] == ["agent-0.1"]
 
 
 def test_an_open_loop_has_the_rate_that_is_asked() -> None:

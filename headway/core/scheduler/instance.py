@@ -402,6 +402,9 @@ class Instance:
                 self._num_held[load.unit],
                 room.capacity,
                 _free_tokens(room),
+                load.num_running,
+                (self.info.num_blocks - room.num_free_blocks) * room.block_size,
+                self.info.num_blocks * room.block_size,
             )
             for room, load in zip(rooms, self.loads, strict=True)
         ]

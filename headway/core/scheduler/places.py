@@ -174,6 +174,11 @@ class Tracked:
         return self.request.predicted_output_tokens if self.request is not None else 0.0
 
     @property
+    def session_id(self) -> str:
+        """The client's name for its conversation; "" for none."""
+        return self.request.session_id if self.request is not None else ""
+
+    @property
     def is_burst(self) -> bool:
         """True if its gateway labelled it as part of a burst."""
         return self.request is not None and self.request.is_burst

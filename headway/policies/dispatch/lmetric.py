@@ -27,10 +27,9 @@ class Lmetric(Routing):
         return min(able, key=lambda each: (self._score(entry, each), each.name))
 
     @staticmethod
-    def _score(entry: Waiting, candidate: RoutedUnit) -> float:
-        unit = candidate.unit
-        uncached = max(1, entry.num_tokens - candidate.num_hit_tokens)
-        return (unit.num_owed_tokens + uncached) * (1 + unit.num_requests)
+    def _score(entry: Waiting, routed: RoutedUnit) -> float:
+        unit = routed.unit
+        return (unit.num_owed_tokens + routed.num_uncached(entry)) * (1 + unit.num_requests)
 
 
 ANSWER = Answer("lmetric", Lmetric, "LMETRIC, with the queue", RoutingParams)

@@ -16,7 +16,10 @@ _NUM_LONGEST, _NUM_CHEAPEST = 8, 4
 
 @dataclass(slots=True)
 class PromptUnit:
-    """A unit while requests are given out: tokens, requests."""
+    """A unit while requests are given out: tokens, requests.
+
+    ``kv_tokens`` of ``kv_capacity`` are used; ``num_running`` of its requests decode.
+    """
 
     unit: UnitId
     load: InstanceLoad
@@ -27,6 +30,9 @@ class PromptUnit:
     weight: int
     """Times that a token there counts: once for each request that it delays, and each unit of its
     instance, which computes all at once."""
+    num_running: int
+    kv_tokens: int
+    kv_capacity: int
 
     @classmethod
     def of(cls, load: InstanceLoad, debt: UnitDebt) -> PromptUnit:
@@ -39,6 +45,9 @@ class PromptUnit:
             debt.capacity,
             debt.free_tokens,
             (1 + debt.num_requests) * load.num_units,
+            debt.num_running,
+            debt.kv_tokens,
+            debt.kv_capacity,
         )
 
     def takes(self, num_tokens: int) -> bool:
@@ -61,7 +70,7 @@ class PromptUnits:
 
     def __init__(self) -> None:
         self._units: dict[UnitId, PromptUnit] = {}
-        self._seen: dict[str, InstanceLoad] = {}
+        self._seen: dict[str, Sequence[UnitDebt]] = {}
         self._ranks: list[tuple[float, UnitId]] = []
         self._touched: dict[str, None] = {}
 
@@ -77,16 +86,16 @@ class PromptUnits:
         """Take the loads of all instances that take prompts."""
         seen = self._seen
         for load in loads:
-            if seen.get(load.worker_id) is not load:
+            debts = load.units
+            if seen.get(load.worker_id) is not debts:
                 self.forget(load.worker_id)
-                seen[load.worker_id] = load
-                for debt in load.units:
+                seen[load.worker_id] = debts
+                for debt in debts:
                     self._put(PromptUnit.of(load, debt))
 
     def forget(self, worker_id: str) -> None:
         """Remove the units of an instance."""
-        load = self._seen.pop(worker_id, None)
-        for debt in load.units if load is not None else ():
+        for debt in self._seen.pop(worker_id, ()):
             self._remove_rank(debt.unit)
             del self._units[debt.unit]
 
@@ -109,15 +118,15 @@ class PromptUnits:
         value.num_requests += 1
         value.weight += value.load.num_units
         value.free_tokens -= num_tokens
+        value.kv_tokens += num_tokens
         insort(self._ranks, (value.rank, unit))
 
     def restore(self) -> None:
         """Let all units be as their instances' loads say."""
         for worker_id in self._touched:
-            load = self._seen[worker_id]
-            for debt in load.units:
+            for debt in self._seen[worker_id]:
                 self._remove_rank(debt.unit)
-                self._put(PromptUnit.of(load, debt))
+                self._put(PromptUnit.of(self._units[debt.unit].load, debt))
         self._touched.clear()
 
     def candidates(self, matches: Matches) -> Iterable[UnitId]:

@@ -36,6 +36,12 @@ class UnitDebt(NamedTuple):
     """C_avail."""
     free_tokens: int
     """The longest prompt that it has blocks for."""
+    num_running: int = 0
+    """Requests of these that decode."""
+    kv_tokens: int = 0
+    """KV that its requests use, or that their prompts will; what is merely cached is free."""
+    kv_capacity: int = 1 << 62
+    """KV that it has room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,14 @@ class Waiting(Packable, Protocol):
     @property
     def is_burst(self) -> bool:
         """True if the gateway labelled it as beyond the mean."""
+
+    @property
+    def session_id(self) -> str:
+        """The client's name for its conversation; "" for none."""
+
+    @property
+    def expected_output(self) -> float:
+        """Output tokens that its gateway expects; 0 if unknown."""
 
 
 class OwnUnit(NamedTuple):

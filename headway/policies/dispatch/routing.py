@@ -7,12 +7,13 @@ is no candidate; real routers let it queue at the engine, which comes to the sam
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import ClassVar
 
 from headway.bounds import Bounded, between, over
-from headway.policies.dispatch.prefix_hits import Matches
+from headway.policies.dispatch.prefix_hits import NO_HIT, Hit, Matches
 from headway.policies.dispatch.prompt_units import PromptUnit, PromptUnits
 from headway.policies.dispatch.protocol import Dispatching, InstanceLoad, OwnUnit, Turn, Waiting
 from headway.request import StreamKey
@@ -31,12 +32,31 @@ class RoutedUnit:
     """A unit that a request may go to: what it has, and the prompt tokens that it holds."""
 
     unit: PromptUnit
-    num_hit_tokens: int
+    hit: Hit
+    is_cold: bool
+    """True if no unit holds any of the prompt."""
+
+    @classmethod
+    def of(cls, unit: PromptUnit, matches: Matches | None) -> RoutedUnit:
+        """Return a unit with what it holds of a prompt."""
+        return cls(unit, NO_HIT if matches is None else matches.hit(unit.unit), matches is None)
 
     @property
     def name(self) -> tuple[str, int]:
         """Breaks ties."""
         return self.unit.unit
+
+    @property
+    def num_hit_tokens(self) -> int:
+        """Prompt tokens that it holds, in either memory."""
+        return self.hit.num_tokens
+
+    def num_uncached(self, entry: Waiting) -> int:
+        """Return the tokens that it would compute of a prompt; at least the last."""
+        return max(1, entry.num_tokens - self.hit.num_tokens)
+
+
+Cost = Callable[[RoutedUnit], float]
 
 
 class Routing(Dispatching):
@@ -50,6 +70,8 @@ class Routing(Dispatching):
     def __init__(self, params: RoutingParams) -> None:
         super().__init__(params.window, params.default_pass_time)
         self._table = PromptUnits()
+        self._chosen: dict[StreamKey, tuple[Waiting, RoutedUnit]] = {}
+        """What the last turns give, until they are used."""
 
     def leave(self, worker_id: str) -> None:
         """Remove an instance."""
@@ -65,30 +87,64 @@ class Routing(Dispatching):
     ) -> list[Turn]:
         """Return a turn for each instance that is given requests, with their units."""
         self._table.update(loads)
+        self._chosen.clear()
         given: dict[str, dict[StreamKey, OwnUnit]] = {}
+        held: dict[StreamKey, None] = {}
         for entry in waiting:
-            matches = self.matches(entry)
-            able = self._candidates(entry, matches)
+            able = self.candidates(entry, self.matches(entry))
             if not able:
                 continue
             chosen = self.choose(entry, able)
-            unit, num_hit = chosen.unit, chosen.num_hit_tokens
-            own = OwnUnit(unit.unit, num_hit, int(unit.num_owed_tokens))
-            self._table.take(unit.unit, max(1, entry.num_tokens - num_hit), entry.num_tokens)
-            given.setdefault(unit.unit.worker_id, {})[entry.key] = own
+            unit, uncached = chosen.unit, chosen.num_uncached(entry)
+            own = OwnUnit(unit.unit, chosen.num_hit_tokens, int(unit.num_owed_tokens))
+            has_room = entry.num_tokens <= unit.free_tokens
+            self._table.take(unit.unit, uncached, entry.num_tokens)
+            if has_room:
+                given.setdefault(unit.unit.worker_id, {})[entry.key] = own
+                self._chosen[entry.key] = entry, chosen
+            else:
+                held[entry.key] = None
         self._table.restore()
+        self.held = held
         return [
             Turn(worker_id, self.rule, capped=False, keys=list(own), own=own)
             for worker_id, own in given.items()
         ]
 
-    def _candidates(self, entry: Waiting, matches: Matches | None) -> list[RoutedUnit]:
+    def dispatched(self, turn: Turn, dispatch_id: int, *, now: float) -> None:
+        """Note that requests were sent where the rule said."""
+        for key in turn.own:
+            if key in self._chosen:
+                self.sent(*self._chosen.pop(key), now=now)
+
+    def candidates(self, entry: Waiting, matches: Matches | None) -> list[RoutedUnit]:
+        """Return the units that a request may go to: those with blocks for its prompt."""
         return [
-            RoutedUnit(unit, matches.hit(unit.unit).num_tokens if matches is not None else 0)
+            RoutedUnit.of(unit, matches)
             for unit in self._table
             if entry.num_tokens <= unit.free_tokens
         ]
 
     @abstractmethod
     def choose(self, entry: Waiting, able: Sequence[RoutedUnit]) -> RoutedUnit:
-        """Return the unit that a request goes to, of at least one that can take it."""
+        """Return the unit that a request goes to, of at least one candidate.
+
+        At one without room for it the request waits, and those behind it as well.
+        """
+
+    def sent(self, entry: Waiting, routed: RoutedUnit, *, now: float) -> None:
+        """Note that a request has gone to a unit."""
+
+
+def least(entry: Waiting, able: Sequence[RoutedUnit], cost: Cost) -> RoutedUnit:
+    """Return the unit of least cost; ties are drawn, and the same for a request at each look."""
+    costs = [cost(each) for each in able]
+    lowest = min(costs)
+    best = [each for each, value in zip(able, costs, strict=True) if value == lowest]
+    return best[0] if len(best) == 1 else max(best, key=lambda each: draw(*entry.key, *each.name))
+
+
+def draw(*parts: object) -> float:
+    """Return a number from 0 to 1, drawn uniformly by a hash: equal for equal parts."""
+    digest = blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) / 2**64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.cluster import WorkerInfo
+from headway.cluster import Role, WorkerInfo
 from headway.policies.dispatch.protocol import UnitDebt
 from headway.policies.packing import Room
 from headway.policies.placement import DecodeUnit
@@ -71,6 +71,11 @@ class LoadView:
         return len(self.rooms)
 
     @property
+    def is_lone(self) -> bool:
+        """True for one unit that decodes as well."""
+        return self.role is Role.UNIFIED and self.num_units == 1
+
+    @property
     def units(self) -> list[UnitDebt]:
         """Its units; the requests that do not decode count as spread evenly over them."""
         chunk, num_each = self.chunk_tokens // len(self.rooms), self.num_queued // len(self.rooms)
@@ -81,6 +86,9 @@ class LoadView:
                 view.num_requests + num_each,
                 room.capacity,
                 _free_tokens(room),
+                view.num_requests,
+                (view.num_blocks - room.num_free_blocks) * room.block_size,
+                view.num_blocks * room.block_size,
             )
             for room, view in zip(self.rooms, self.views, strict=True)
         ]

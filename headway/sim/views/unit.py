@@ -87,6 +87,16 @@ class ViewRequest:
         return self.request.is_read and not self.request.num_reasoning_tokens
 
     @property
+    def session_id(self) -> str:
+        """The client's name for its conversation; "" for none."""
+        return self.request.session_id
+
+    @property
+    def expected_output(self) -> float:
+        """Output tokens that its gateway expects; 0 if unknown."""
+        return self.expected_tokens
+
+    @property
     def num_total(self) -> int:
         """Prompt and output tokens at its end."""
         return self.num_prompt_tokens + self.request.num_output_tokens

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from cli import up
@@ -18,7 +20,8 @@ from services.runtime.reasoning import find_markers
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
 
-MINI = "models/headway-mini"
+MODELS = Path(__file__).parents[3] / "models"
+MINI = str(MODELS / "headway-mini")
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +90,9 @@ def test_the_markers_around_reasoning_come_from_the_tokenizer() -> None:
     assert (len(own.start), len(own.end)) == (1, 1)
     assert find_markers(MINI, "</think>") == own
     assert find_markers(MINI, "</think>", "<think>") == own
-    assert find_markers("models") == Markers()
+    assert find_markers(str(MODELS)) == Markers()
     with pytest.raises(HeadwayError, match=r"tokenizer\.json"):
-        find_markers("models", "</think>")
+        find_markers(str(MODELS), "</think>")
 
 
 def test_the_start_of_an_end_of_ones_own_is_unknown_unless_given() -> None:

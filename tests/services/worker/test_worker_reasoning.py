@@ -9,9 +9,10 @@ from headway.messages import ControlHello, Dispatch, EndForward, UnitBatch, Want
 from headway.request import Request
 from protos import worker_pb2_grpc
 from services.runtime.reasoning import find_markers
+from services.runtime.rooms import model_folder
 from tests.fakes.worker_service import Leader, Sink, make_request
 
-MINI = "models/headway-mini"
+MINI = model_folder("headway-mini")
 
 
 async def answering(worker: worker_pb2_grpc.WorkerStub, request: Request) -> list[int]:
