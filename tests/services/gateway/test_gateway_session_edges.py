@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from protos import gateway_pb2, gateway_pb2_grpc, inference_pb2, inference_pb2_grpc
+from services.gateway.openai.schema import describe
 from tests.fakes.gateway_harness import Cluster, cluster, until, write_keys
 
 BODY = {"model": "tiny", "prompt": "abc", "max_tokens": 4}
@@ -107,6 +108,19 @@ async def test_equal_names_of_two_tenants_never_meet(tmp_path: Path, store_url: 
         assert ended.status_code == 200
         await until(lambda: sessions.num_over["client"] == 1)
         assert [row.tenant for row in sessions.newest(9, now=0.0)] == ["a"], "a's goes on"
+
+
+def test_the_apis_description_has_the_headers_and_the_fields_of_sessions() -> None:
+    document = describe("1", needs_key=False, monitoring_needs_key=False)
+    for path, body in (
+        ("/v1/chat/completions", "ChatBody"),
+        ("/v1/completions", "CompletionBody"),
+        ("/v1/responses", "ResponseBody"),
+    ):
+        parameters = document["paths"][path]["post"]["parameters"]
+        assert {"x-session-id", "x-session-end"} <= {each["name"] for each in parameters}
+        fields = document["components"]["schemas"][body]["properties"]
+        assert {"session_id", "session_end", "max_turns", "prompt_cache_key"} <= fields.keys()
 
 
 async def test_sessions_are_in_the_metrics_without_their_names(running: Cluster) -> None:
