@@ -210,9 +210,9 @@ def test_the_history_has_a_row_a_second_and_no_more_than_ten_minutes() -> None:
 # --- sessions -------------------------------------------------------------------------
 
 
-def session_turn(core: GatewayCore, name: str, at: float, **fields: str) -> Request:
+def session_turn(core: GatewayCore, name: str, at: float) -> Request:
     event = submit(name, at=at)
-    event = replace(event, request=replace(event.request, session_id="s", **fields))
+    event = replace(event, request=replace(event.request, session_id="s"))
     (request,) = requests_in(core.handle(event, now=at))
     return request
 
