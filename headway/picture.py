@@ -82,7 +82,7 @@ class MovePicture:
 class HeldPicture:
     """A request that waits for the unit that holds ``num_hit_tokens`` of its prompt.
 
-    ``longest_wait``: seconds after which it goes anywhere.
+    ``longest_wait``: seconds after which it goes anywhere; 0: it never does.
     """
 
     request_id: str

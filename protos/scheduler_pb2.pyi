@@ -306,7 +306,7 @@ class HeldPicture(_message.Message):
     unit: _builtins.int
     num_hit_tokens: _builtins.int
     longest_wait: _builtins.float
-    """seconds after which it goes anywhere"""
+    """seconds after which it goes anywhere; 0: never"""
     def __init__(
         self,
         *,

@@ -112,7 +112,7 @@ class OwnUnit(NamedTuple):
     ``num_hit_tokens`` and ``num_owed_tokens``: cached there, and owed before it. ``cost`` in
     seconds, and that of the ``runner_up``: inf for none. ``wait``: seconds until the unit's turn,
     as expected when the request first could not go there; 0 if it went at once. ``longest_wait``:
-    seconds after which it would have gone anywhere, 0 where it never waits. ``num_host_tokens`` of
+    seconds after which it would have gone anywhere, 0 for no such bound. ``num_host_tokens`` of
     the hit are in host memory.
     """
 

@@ -5,7 +5,7 @@ const MOST_CHARS = 48;
 const short = (name) => (name.length > MOST_CHARS ? name.slice(0, MOST_CHARS - 1) + "…" : name);
 
 function State({ row, held, now }) {
-  if (held) return html`<span class="pill warn" title=${`${several(held.hit, "token")} of its prompt are cached there; after ${seconds(held.longest_wait)} it goes anywhere`}>waits for ${held.unit}</span>`;
+  if (held) return html`<span class="pill warn" title=${`${several(held.hit, "token")} of its prompt are cached there${held.longest_wait ? `; after ${seconds(held.longest_wait)} it goes anywhere` : ""}`}>waits for ${held.unit}</span>`;
   if (row.running) return html`<span class="pill ok">turn runs</span>`;
   return html`<span class="pill calm">idle ${seconds(Math.max(0, now.now - row.idle_since))}</span>`;
 }
