@@ -11,7 +11,7 @@ from headway.blocks import waypoint, waypoint_names
 from headway.core.scheduler.events import WorkerReported
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.cost.costs import Costs
-from headway.messages import Admission, CachedPrefixes, Snapshot
+from headway.messages import Admission, CachedPrefixes, Placed, Snapshot
 from services.runtime import wire
 from services.scheduler.explanations import decision_line
 from services.scheduler.metrics import SchedulerMetrics
@@ -121,6 +121,18 @@ def test_who_waits_for_its_own_unit_is_counted_and_named_until_it_goes() -> None
     scheduler.end_forward("a", after=0.1, finished=(1,))
     assert shown(registry, "held_requests") == 0
     assert not scheduler.core.pictures.draw().held
+
+
+def test_a_gateway_is_told_that_a_request_went_to_its_own_unit() -> None:
+    scheduler, _ = cluster()
+    connect(scheduler, "a", claim(7))
+    connect(scheduler, "b")
+    ask(scheduler, 1)
+    ask(scheduler, 2, 8)
+    scheduler.wait(0.2)
+    reasons = {each.key.stream_id: each.reason for each in scheduler.answers(Placed)}
+    assert reasons[1].endswith(", own unit")
+    assert "own" not in reasons[2]
 
 
 def test_a_decision_says_what_lies_in_host_memory_and_how_long_its_request_may_wait() -> None:

@@ -299,7 +299,7 @@ class PrefillPool:
         assigned = self._pack(groups, rooms, turn, chunk)
         if not assigned:
             return False
-        dispatch = self._send(instance, rooms, assigned, turn.rule, now)
+        dispatch = self._send(instance, rooms, assigned, turn, now)
         if turn.capped and turn.max_requests is None:  # others hold nobody's prompt back
             self._tenants.sent(assigned)
         self._dispatching.dispatched(turn, dispatch.dispatch_id, now=now)
@@ -357,7 +357,7 @@ class PrefillPool:
         instance: Instance,
         rooms: Sequence[Room],
         assigned: Sequence[Assigned[Tracked]],
-        rule: str,
+        turn: Turn,
         now: float,
     ) -> Dispatch:
         worker_id = instance.info.worker_id
@@ -378,7 +378,10 @@ class PrefillPool:
         instance.sent(dispatch, now=now, cached=cached)
         self._state.tell_worker(worker_id, dispatch)
         for a in assigned:
-            self._books.dispatch(a.request, a.unit, rule)
+            own = turn.own.get(a.request.key)
+            goes_home = own is not None and own.num_hit_tokens > 0
+            reason = f"{turn.rule}, own unit" if goes_home else turn.rule
+            self._books.dispatch(a.request, a.unit, reason)
         return dispatch
 
     def _as_sent(self, entry: Tracked) -> Request:
