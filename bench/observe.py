@@ -17,6 +17,8 @@ BOARD, RULES = "headway-board.json", "rules.yaml"
 _WIDTH, _HEIGHT, _COLUMNS = 8, 7, 3
 _BUDGET = 0.01
 """The share of promises that may be broken: an SLO of 99 %."""
+_MOST_MISSED = 0.5
+"""The share of expected hits that may be missing."""
 _FAST_BURN = 14.4
 """Rate of burning at which a month's budget is gone in two days (Google's SRE workbook)."""
 
@@ -53,6 +55,15 @@ _ALL = "headway_gateway_class_promises_total"
 def _burn(window: str) -> str:
     broken = f"sum by (service_class) (rate({_BROKEN}[{window}]))"
     return f"{broken} / sum by (service_class) (rate({_ALL}[{window}]))"
+
+
+def _misses(window: str) -> str:
+    """Return the share of the hits expected at dispatches that admissions did not have."""
+    expected, reported = (
+        f"sum by (model) (rate(headway_scheduler_prefix_{each}_tokens_total[{window}]))"
+        for each in ("expected", "reported")
+    )
+    return f"1 - {reported} / {expected}"
 
 
 PANELS: Sequence[Panel] = (
@@ -95,6 +106,24 @@ PANELS: Sequence[Panel] = (
         "s",
         "{{instance}}",
     ),
+    Panel(
+        "Cached share of prompts",
+        "sum(rate(headway_gateway_cached_prompt_tokens_total[1m])) / "
+        "sum(rate(headway_gateway_prompt_tokens_total[1m]))",
+        "percentunit",
+        "cached",
+    ),
+    Panel("Hits expected, less those reported", _misses("1m"), "percentunit", "{{model}}"),
+    Panel(
+        "Sessions", "sum by (state) (headway_gateway_open_sessions)", "short", "{{state}} sessions"
+    ),
+    Panel("Task time P99", _p("headway_gateway_session_task_seconds", 0.99), "s", "P99"),
+    Panel(
+        "Waiting for their own unit",
+        "sum by (model) (headway_scheduler_held_requests)",
+        "short",
+        "{{model}}",
+    ),
 )
 
 ALERTS: Sequence[Alert] = (
@@ -123,6 +152,14 @@ ALERTS: Sequence[Alert] = (
         "critical",
         "Prefilled requests find no worker that decodes them",
         "the decode workers' logs and their KV",
+    ),
+    Alert(
+        "HeadwayHitsMissing",
+        f"{_misses('15m')} > {_MOST_MISSED}",
+        "15m",
+        "warning",
+        "{{ $value | humanizePercentage }} of the prefix hits that the leader expects are missing",
+        "`prefix_false_claims_total`, and workers whose prefix cache is off or smaller than told",
     ),
     Alert(
         "HeadwaySloBurn",

@@ -22,6 +22,7 @@ from bench.serve.client import Endpoint
 from bench.serve.replay import error_text
 from cli import explain_scaling, explain_what_if
 from cli.explain_life import life_text, time_of
+from cli.explain_own import OwnUnitTold
 from cli.options import REFUSALS
 from headway.errors import Code, HeadwayError
 from headway.life.form import unpacked
@@ -250,6 +251,7 @@ class ExplainedDecision:
     num_beside: int
     num_left: int
     constants: tuple[tuple[str, float, str], ...] = ()
+    own: OwnUnitTold | None = None
 
     def text(self) -> str:
         """Return a paragraph for people."""
@@ -261,6 +263,8 @@ class ExplainedDecision:
             f" (score {score or 'none'}) after {self.waited:.4f} s{together};"
             f" {self.num_left} left waiting"
         ]
+        if self.own is not None:
+            lines += [f"{'':18} {line}" for line in self.own.lines(self.unit)]
         for other in self.others[:MOST_OTHERS]:
             mark = "→" if other.unit == self.unit else " "
             lines.append(f"{'':16} {mark} {other.unit:<20} {other.text(names)}")
@@ -298,7 +302,7 @@ def _read_unit(
 
 
 def _read_decision(request_id: str, decision: dict[str, Any]) -> Iterator[ExplainedDecision]:
-    for name, unit, score, waited in decision["chosen"]:
+    for name, unit, score, waited, *own in decision["chosen"]:
         if not is_named(name, request_id):
             continue
         others = [_read_unit(*each) for each in decision["considered"]]
@@ -317,4 +321,5 @@ def _read_decision(request_id: str, decision: dict[str, Any]) -> Iterator[Explai
                 (str(name), float(value), str(source))
                 for name, value, source in decision.get("constants", ())
             ),
+            own=OwnUnitTold.read(own[0]) if own else None,
         )

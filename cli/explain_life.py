@@ -42,6 +42,8 @@ def _headline(life: LifeRecord) -> str:
         who.append(f"class {life.service_class}")
     if life.tenant:
         who.append(f"tenant {life.tenant}")
+    if life.session_id:
+        who.append(f"turn {life.turn} of session {life.session_id}")
     ending = "is still running" if life.instants.end is None else f"ended: {life.status}"
     felt = [
         f"{name} {value:.3f} s"
@@ -51,10 +53,12 @@ def _headline(life: LifeRecord) -> str:
     if life.tpot is not None:
         felt.append(f"TPOT {life.tpot * 1e3:.1f} ms")
     shown = f" ({', '.join(felt)})" if felt else ""
+    cached = f" ({tokens.cached:,} cached)" if tokens.cached else ""
+    amounts = f"{several(tokens.prompt, 'prompt token')}{cached}, "
+    amounts += several(tokens.output, "output token")
     return (
         f"{life.request_id} ({', '.join(who)}) {ending} after {life.total / 1e6:.3f} s{shown}; "
-        f"{several(tokens.prompt, 'prompt token')}, {several(tokens.output, 'output token')}"
-        + (f"\n  error: {life.error}" if life.error else "")
+        f"{amounts}" + (f"\n  error: {life.error}" if life.error else "")
     )
 
 

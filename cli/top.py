@@ -12,7 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cli.cells import number, seconds, share, table_of
 from cli.console_frames import Json, figures, frames
+from cli.top_sessions import sessions_table
 from headway.core.gateway.rows import PHASES, SORTS, RowQuery
 from services.local.run_file import found_url
 
@@ -31,6 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--class", dest="service_class", default="", metavar="NAME", help="of this class alone")
     add("--tenant", default="", metavar="NAME", help="of this tenant alone")
     add("--worker", default="", metavar="ID", help="on this worker alone")
+    add("--session", default="", metavar="NAME", help="of this session alone")
     add("--rows", type=int, default=20, metavar="N", help="requests shown (default 20)")
     add("--once", action="store_true", help="print once, and end")
     parser.set_defaults(run=run)
@@ -38,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show until Ctrl-C; HeadwayError where no console answers."""
-    filters = (args.service_class, args.tenant, args.worker, args.phase)
+    filters = (args.service_class, args.tenant, args.worker, args.phase, args.session)
     RowQuery(args.sort, *filters, num_rows=args.rows)  # refuses what no gateway shows
     asked = {
         "sort": args.sort,
@@ -46,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
         "class": args.service_class,
         "tenant": args.tenant,
         "worker": args.worker,
+        "session": args.session,
         "rows": str(args.rows),
     }
     query = {name: value for name, value in asked.items() if value}
@@ -76,7 +80,10 @@ async def _follow(console: Console, url: str, key: str, query: Mapping[str, str]
 
 def picture(frame: Json) -> Group:
     """Return a frame as tables."""
-    return Group(_head(frame), _workers(frame), _requests(frame))
+    tables = [_head(frame), _workers(frame), _requests(frame)]
+    if frame.get("sessions", {}).get("rows"):
+        tables.append(sessions_table(frame))
+    return Group(*tables)
 
 
 def _head(frame: Json) -> Text:
@@ -86,9 +93,9 @@ def _head(frame: Json) -> Text:
     text.append(f", {_leader(frame)}", style="not bold")
     text.append(f"\n{gateway['open']} open, {gateway['waiting']} without a token")
     for name, unit in (("ended_per_s", "requests/s"), ("tokens_per_s", "tokens/s")):
-        text.append(f", {_number(found.get(name))} {unit}")
-    text.append(f", TTFT P50 {_seconds(found.get('ttft_p50'))}")
-    text.append(f" P99 {_seconds(found.get('ttft_p99'))}, promises {_share(found.get('kept'))}\n")
+        text.append(f", {number(found.get(name))} {unit}")
+    text.append(f", TTFT P50 {seconds(found.get('ttft_p50'))}")
+    text.append(f" P99 {seconds(found.get('ttft_p99'))}, promises {share(found.get('kept'))}\n")
     return text
 
 
@@ -108,16 +115,16 @@ def _workers(frame: Json) -> Table | Text:
     if not cards:
         return Text("No worker is known.\n", style="dim")
     names = ("worker", "role", "state", "batch", "KV", "in 10 s", "queued", "arriving", "pass")
-    table = _table(names, first_number=3)
+    table = table_of(names, first_number=3)
     for worker_id, card in cards.items():
         state = Text(card["state"], style=_STATES.get(card["state"], ""))
         values = (
-            _number(card.get("batch")),
-            _share(card.get("kv_used")),
-            _share(card.get("kv_ahead")),
-            _number(card.get("queued_tokens")),
-            _number(card.get("arriving")),
-            _seconds(card.get("pass_time")),
+            number(card.get("batch")),
+            share(card.get("kv_used")),
+            share(card.get("kv_ahead")),
+            number(card.get("queued_tokens")),
+            number(card.get("arriving")),
+            seconds(card.get("pass_time")),
         )
         table.add_row(worker_id, card["role"], state, *values)
     return table
@@ -128,7 +135,7 @@ def _requests(frame: Json) -> Table | Text:
     if not found.get("order"):
         return Text("No request is open that fits.", style="dim")
     names = ("request", "phase", "class", "tenant", "worker", "prompt", "output", "wait", "slack")
-    table = _table(names, first_number=5)
+    table = table_of(names, first_number=5)
     for cells in _rows(found):
         table.add_row(*cells)
     return table
@@ -146,29 +153,8 @@ def _rows(found: Json) -> Iterator[tuple[str, ...]]:
             row["class"] or "–",
             row["tenant"] or "–",
             (row["worker"] or "–") + target,
-            _number(row["prompt"]),
-            _number(row["output"]),
-            _seconds(row["waited"]),
-            _seconds(row.get("slack")),
+            number(row["prompt"]),
+            number(row["output"]),
+            seconds(row["waited"]),
+            seconds(row.get("slack")),
         )
-
-
-def _table(names: tuple[str, ...], first_number: int) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for place, name in enumerate(names):
-        table.add_column(name, justify="right" if place >= first_number else "left", no_wrap=True)
-    return table
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0f}" if value >= 10 else f"{value:.3g}"
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value * 1e3:.0f} ms" if abs(value) < 1 else f"{value:.1f} s"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.0f} %"

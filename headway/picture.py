@@ -79,8 +79,22 @@ class MovePicture:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldPicture:
+    """A request that waits for the unit that holds ``num_hit_tokens`` of its prompt.
+
+    ``longest_wait``: seconds after which it goes anywhere; 0: it never does.
+    """
+
+    request_id: str
+    worker_id: str
+    unit: int
+    num_hit_tokens: int
+    longest_wait: float
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterPicture:
-    """The workers, windows and moves of one leader; ``moves`` are the first ones alone."""
+    """The workers, windows and moves of one leader; ``moves`` and ``held`` are the first ones."""
 
     fencing_token: int
     workers: tuple[WorkerPicture, ...]
@@ -90,6 +104,9 @@ class ClusterPicture:
     num_moving: int
     num_awaiting_decode: int
     num_held_back: int
+    held: tuple[HeldPicture, ...] = ()
+    """Requests that wait for their own unit."""
+    num_held: int = 0
 
 
 NO_PICTURE = ClusterPicture(0, (), (), (), 0, 0, 0, 0)

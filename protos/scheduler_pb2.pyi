@@ -47,18 +47,26 @@ class ClusterPicture(_message.Message):
     NUM_MOVING_FIELD_NUMBER: _builtins.int
     NUM_AWAITING_DECODE_FIELD_NUMBER: _builtins.int
     NUM_HELD_BACK_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    NUM_HELD_FIELD_NUMBER: _builtins.int
     fencing_token: _builtins.int
     num_tracked: _builtins.int
     """live requests"""
     num_moving: _builtins.int
     num_awaiting_decode: _builtins.int
     num_held_back: _builtins.int
+    num_held: _builtins.int
+    """requests that wait for their own unit"""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerPicture]: ...
     @_builtins.property
     def windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___WindowPicture]: ...
     @_builtins.property
     def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___MovePicture]:
+        """the first ones"""
+
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldPicture]:
         """the first ones"""
 
     def __init__(
@@ -72,10 +80,12 @@ class ClusterPicture(_message.Message):
         num_moving: _builtins.int = ...,
         num_awaiting_decode: _builtins.int = ...,
         num_held_back: _builtins.int = ...,
+        held: _abc.Iterable[Global___HeldPicture] | None = ...,
+        num_held: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "moves", b"moves", "num_awaiting_decode", b"num_awaiting_decode", "num_held_back", b"num_held_back", "num_moving", b"num_moving", "num_tracked", b"num_tracked", "windows", b"windows", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "held", b"held", "moves", b"moves", "num_awaiting_decode", b"num_awaiting_decode", "num_held", b"num_held", "num_held_back", b"num_held_back", "num_moving", b"num_moving", "num_tracked", b"num_tracked", "windows", b"windows", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -279,6 +289,40 @@ class MovePicture(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MovePicture: _TypeAlias = MovePicture  # noqa: Y015
+
+@_typing.final
+class HeldPicture(_message.Message):
+    """A request that waits for the unit that holds the beginning of its prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    NUM_HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    LONGEST_WAIT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    worker_id: _builtins.str
+    unit: _builtins.int
+    num_hit_tokens: _builtins.int
+    longest_wait: _builtins.float
+    """seconds after which it goes anywhere; 0: never"""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        unit: _builtins.int = ...,
+        num_hit_tokens: _builtins.int = ...,
+        longest_wait: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["longest_wait", b"longest_wait", "num_hit_tokens", b"num_hit_tokens", "request_id", b"request_id", "unit", b"unit", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldPicture: _TypeAlias = HeldPicture  # noqa: Y015
 
 @_typing.final
 class ExplainRequest(_message.Message):

@@ -9,7 +9,7 @@ from typing import Any
 
 from headway.core.autoscaler.events import PublishTargets
 from headway.core.gateway.rows import FoundRows, RequestRow
-from headway.picture import ClusterPicture
+from headway.picture import ClusterPicture, HeldPicture
 from headway.policies.scaling.protocol import Fleet, PoolLoad
 from headway.service_class import ServiceClass
 
@@ -47,20 +47,24 @@ def _row(row: RequestRow) -> dict[str, Json]:
         shown["expected"] = round(row.expected_tokens)
     if isfinite(row.slack):
         shown["slack"] = round(row.slack, 3)
+    if row.session_id:
+        shown["session"] = row.session_id
     return shown
 
 
 def cluster_of(picture: ClusterPicture | None) -> dict[str, Json]:
-    """Return windows and moves; {} where no leader has been asked."""
+    """Return windows, moves and who waits for its own unit; {} where no leader was asked."""
     if picture is None:
         return {}
     return {
         "windows": {window.model: _window(window) for window in picture.windows},
         "moves": {move.request_id: _move(move) for move in picture.moves},
+        "held": {held.request_id: _held(held) for held in picture.held},
         "tracked": picture.num_tracked,
         "moving": picture.num_moving,
         "awaiting_decode": picture.num_awaiting_decode,
         "held_back": picture.num_held_back,
+        "num_held": picture.num_held,
         "term": picture.fencing_token,
     }
 
@@ -75,6 +79,14 @@ def _move(move: object) -> dict[str, Json]:
     shown: dict[str, Json] = asdict(move)  # type: ignore[call-overload]
     del shown["request_id"]
     return shown
+
+
+def _held(held: HeldPicture) -> dict[str, Json]:
+    return {
+        "unit": f"{held.worker_id}/{held.unit}",
+        "hit": held.num_hit_tokens,
+        "longest_wait": round(held.longest_wait, 3),
+    }
 
 
 def promises_of(classes: Iterable[ServiceClass]) -> dict[str, Json]:

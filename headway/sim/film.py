@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from headway.console.conversations import sessions_of
 from headway.console.fleet import Roll
 from headway.console.frame import cluster_of, promises_of, rows_of
 from headway.console.recent import COLUMNS, EndedRequest, RecentRequests
@@ -96,6 +97,7 @@ class Film:
                 for name, card in self._roll.update(picture, None, now=now).items()
             },
             "cluster": cluster_of(picture),
+            "sessions": sessions_of(core.sessions, now),
             "requests": rows_of(self._search.look(core.open_requests, now)),
         }
 

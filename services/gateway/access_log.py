@@ -92,6 +92,7 @@ def access_line(output: Output, end: str, life: LifeRecord | None, now: float) -
         "tpot": _shown(tpot),
         "duration": _shown(now - arrival_at),
         "workers": list(life.workers) if life is not None else [],
+        **({"session_id": life.session_id, "turn": life.turn} if life and life.session_id else {}),
         **({"error": life.error} if life is not None and life.error else {}),
     }
 

@@ -29,6 +29,11 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("requests", "Outputs by how they ended (stop, length, cancelled, error).", ("end",)),
     ("errors", "Requests that were refused or failed, by error code.", ("code",)),
     ("prompt_tokens", "Prompt tokens of finished outputs.", ()),
+    (
+        "cached_prompt_tokens",
+        "Prompt tokens that a prefix cache had, in either tier; of a call's choices the first's.",
+        (),
+    ),
     ("output_tokens", "Output tokens received from workers.", ()),
     ("reasoning_tokens", "Reasoning tokens of finished outputs, their markers included.", ()),
     (

@@ -279,6 +279,7 @@ class Outputs:
         self._metrics.standings.finished(output.standing, times, answered_at, num_output)
         self._metrics.finished(end, output.num_prompt_tokens, num_output, times, output.request_id)
         if num_output:
+            self._metrics.count("cached_prompt_tokens", by=output.num_cached_tokens)
             reasoned = output.text.num_reasoning_tokens
             self._metrics.answered(output.arrival_at, output.answered_at, reasoned)
         self._observe(output.model, output.num_prompt_tokens, num_output)

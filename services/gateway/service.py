@@ -47,6 +47,7 @@ from services.gateway.readiness import Readiness
 from services.gateway.reading import ReadingThreads
 from services.gateway.scheduler_link import SchedulerLink
 from services.gateway.served_model import ServedModels
+from services.gateway.session_metrics import SessionMetrics
 from services.gateway.token_sink import TokenSink
 from services.runtime.driver import Driver
 from services.runtime.failpoints import failpoint
@@ -356,6 +357,7 @@ class GatewayService:
         )
         for name, text, value in gauges:
             self.metrics.watch(name, text, value)
+        SessionMetrics(core.sessions, self.metrics.registry)
         VllmNames(self.metrics.registry, VLLM_NAMES, ", ".join(self._models.names))
 
     # --- for the HTTP edge ------------------------------------------------------

@@ -66,7 +66,10 @@ def _own(own: OwnUnit | None) -> list[dict[str, Any]]:
         "owed_tokens": own.num_owed_tokens,
         "cost": own.cost,
         "wait": own.wait,
+        "longest_wait": own.longest_wait,
     }
+    if own.num_host_tokens:
+        reason["host_tokens"] = own.num_host_tokens
     if own.runner_up is not None:
         reason |= {"runner_up": _unit(own.runner_up), "runner_up_cost": own.runner_up_cost}
     return [reason]

@@ -17,6 +17,7 @@ from headway.core.scheduler.events import (
 from headway.core.scheduler.picture import SchedulerStatus
 from headway.core.scheduler.prefill import PoolStatus
 from headway.messages import Lost, Rejected, Tuned
+from services.scheduler.prefix_metrics import prefix_metrics
 
 _WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _SHARES = tuple(i / 10 for i in range(1, 11))
@@ -31,6 +32,7 @@ _POOL_GAUGES: tuple[tuple[str, str, Callable[[PoolStatus], float]], ...] = (
     ("mean_pass_seconds", "Mean forward pass with prefill (T̄)", lambda p: p.mean_pass_time),
     ("dispatch_latency_seconds", "Dispatch round trip (L_net)", lambda p: p.dispatch_latency),
     ("bad_pass_times", "Reported pass times dropped in this term", lambda p: p.num_bad_times),
+    ("held_requests", "Waiting requests that wait for their own unit", lambda p: len(p.held)),
 )
 
 
@@ -135,6 +137,7 @@ class SchedulerMetrics:
                 gauge.add_metric([pool.model], read(pool))
             yield gauge
         yield _constants(status.pools)
+        yield from prefix_metrics(status.pools)
         for name, text, value in (
             ("workers", "Workers connected", status.num_workers),
             (

@@ -116,3 +116,44 @@ def test_top_says_what_it_does_not_know() -> None:
     assert "no leader" in shown
     assert "No worker is known." in shown
     assert "No request is open that fits." in shown
+
+
+def with_session(name: str, **row: Any) -> dict[str, Any]:
+    """A frame with one session; ``row``: changes of an idle one."""
+    idle = {
+        "session": name,
+        "tenant": "ann",
+        "turns": 4,
+        "running": 0,
+        "workers": ["prefill-1", "decode-2"],
+        "why": "own; unit=prefill-1/3",
+        "cached": 0.93,
+        "began_at": 40.0,
+        "idle_since": 97.0,
+    }
+    sessions = {"running": 0, "idle": 1, "rows": {"0": {**idle, **row}}}
+    held = {"r-1": {"unit": "prefill-1/3", "hit": 900, "longest_wait": 1.5}}
+    return {**FRAME, "now": 100.0, "sessions": sessions, "cluster": {"held": held}}
+
+
+def test_top_shows_who_sits_where_and_why() -> None:
+    shown = told(picture(with_session("agent-7")))
+    assert "0 sessions with a turn now, 1 idle" in shown
+    for part in ("agent-7", "prefill-1 → decode-2", "own; unit=prefill-1/3", "93 %", "60.0 s"):
+        assert part in shown
+    assert "idle 3.0 s" in shown
+
+
+def test_top_says_which_unit_a_sessions_turn_waits_for() -> None:
+    running = {"running": 1, "request": "r-1"}
+    assert "waits for prefill-1/3" in told(picture(with_session("agent-7", **running)))
+    other = told(picture(with_session("agent-7", **{**running, "request": "r-2"})))
+    assert "waits for" not in other
+    assert "turn runs" in other
+
+
+def test_markup_in_a_sessions_name_is_shown_as_it_is_and_long_names_are_cut() -> None:
+    assert "[bold red]x[/]" in told(picture(with_session("[bold red]x[/]")))
+    shown = told(picture(with_session("y" * 256)))
+    assert "y" * 39 + "…" in shown
+    assert "y" * 40 not in shown

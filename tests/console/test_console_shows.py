@@ -11,15 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.cluster import Role
+from headway.console.conversations import MOST_SESSIONS, sessions_of
 from headway.console.fleet import AHEAD, REMEMBERED, MemberSeen, Roll, card_of, kv_ahead
 from headway.console.frame import cluster_of, promises_of, rows_of
 from headway.console.patch import apply_patch, merge_patch
 from headway.console.recent import COLUMNS, HISTORY, EndedRequest, RecentRequests
+from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.rows import RowQuery, RowSearch
 from headway.messages import TokenBatch
-from headway.picture import NO_PICTURE, ClusterPicture, MovePicture, WorkerPicture
+from headway.picture import (
+    NO_PICTURE,
+    ClusterPicture,
+    HeldPicture,
+    MovePicture,
+    WorkerPicture,
+)
+from headway.request import FinishReason, Request
 from headway.service_class import ServiceClass, Standing
-from tests.fakes.gateway_core import gateway, opened, place, requests_in, submit
+from tests.fakes.gateway_core import gateway, opened, place, requests_in, submit, tokens
 
 # --- changes --------------------------------------------------------------------------
 
@@ -196,3 +205,72 @@ def test_the_history_has_a_row_a_second_and_no_more_than_ten_minutes() -> None:
     assert (last["arrived_per_s"], last["tokens_per_s"], last["open"]) == (1.0, 5.0, 3)
     assert last["ttft_p50"] is None
     assert inf not in recent.history[-1]
+
+
+# --- sessions -------------------------------------------------------------------------
+
+
+def session_turn(core: GatewayCore, name: str, at: float) -> Request:
+    event = submit(name, at=at)
+    event = replace(event, request=replace(event.request, session_id="s"))
+    (request,) = requests_in(core.handle(event, now=at))
+    return request
+
+
+def end_turn(core: GatewayCore, request: Request, at: float, num_cached: int) -> None:
+    place(core, request)
+    batch = tokens(request.stream_id, 0, [7], end=FinishReason.STOP)
+    core.handle(replace(batch, num_cached={0: num_cached}), now=at)
+
+
+def test_a_session_is_shown_where_it_last_sat_with_what_was_cached_and_why() -> None:
+    core = gateway()
+    first = session_turn(core, "a", 1.0)
+    num_prompt = len(first.prompt_token_ids)
+    end_turn(core, first, 2.0, num_prompt)
+    shown = sessions_of(core.sessions, 5.0)
+    assert (shown["running"], shown["idle"]) == (0, 1)
+    row = shown["rows"]["0"]
+    assert (row["session"], row["workers"], row["cached"]) == ("s", ["w"], 1.0)
+    assert row["why"].endswith("unit=w/0")
+    assert (row["began_at"], row["idle_since"]) == (1.0, 2.0)
+    assert sessions_of(core.sessions, 9.0) == shown, "a row without news does not change"
+
+
+def test_a_session_whose_turn_waits_is_shown_on_its_last_unit_with_the_turns_request() -> None:
+    core = gateway()
+    end_turn(core, session_turn(core, "a", 1.0), 2.0, 0)
+    session_turn(core, "b", 3.0)
+    row = sessions_of(core.sessions, 5.0)["rows"]["0"]
+    assert (row["request"], row["workers"], row["turns"]) == ("b", ["w"], 2)
+    assert "idle_since" not in row
+
+
+def test_no_more_than_so_many_sessions_are_shown_and_those_that_run_come_first() -> None:
+    core = gateway()
+    for number in range(MOST_SESSIONS + 5):
+        event = submit(str(number), at=float(number))
+        asked = replace(event.request, session_id=f"s{number}")
+        (request,) = requests_in(core.handle(replace(event, request=asked), now=float(number)))
+        if number:
+            end_turn(core, request, number + 0.5, 0)
+    shown = sessions_of(core.sessions, 99.0)
+    assert len(shown["rows"]) == MOST_SESSIONS
+    assert (shown["running"], shown["idle"]) == (1, MOST_SESSIONS + 4)
+    assert shown["rows"]["0"]["session"] == "s0"
+
+
+def test_who_waits_for_its_own_unit_is_named_with_the_unit_and_the_hit() -> None:
+    held = (HeldPicture("r", "p1", 2, 4096, 1.23456),)
+    shown = cluster_of(replace(NO_PICTURE, held=held, num_held=7))
+    assert shown["held"] == {"r": {"unit": "p1/2", "hit": 4096, "longest_wait": 1.235}}
+    assert shown["num_held"] == 7
+
+
+def test_a_row_has_its_session_and_a_search_finds_it() -> None:
+    core = gateway()
+    session_turn(core, "a", 1.0)
+    opened(core, "b")
+    found = RowSearch(RowQuery(session="s")).look(core.open_requests, 2.0)
+    assert rows_of(found)["rows"]["a"]["session"] == "s"
+    assert rows_of(found)["order"] == ["a"]

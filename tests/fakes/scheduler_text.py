@@ -22,6 +22,7 @@ from headway.core.scheduler.events import (
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import (
     Accepted,
+    Admission,
     CancelStream,
     Dispatch,
     EndForward,
@@ -161,6 +162,7 @@ class SchedulerHarness:
         free: int | None = None,
         prefilled: tuple[HeldRequest, ...] = (),
         finished: tuple[int, ...] = (),
+        admitted: tuple[Admission, ...] = (),
         after: float = 0.0,
     ) -> list[SchedulerAction]:
         """A report of unit 0; the other units are idle. By default the last dispatch ended.
@@ -181,7 +183,9 @@ class SchedulerHarness:
             FinishedRequest(key(stream_id), self.unit_of(stream_id), 10, 5, FinishReason.STOP)
             for stream_id in finished
         )
-        report = EndForward(1, pass_time, dispatch_ids, tuple(loads), prefilled, ends)
+        report = EndForward(
+            1, pass_time, dispatch_ids, tuple(loads), prefilled, ends, admitted=admitted
+        )
         return self.post(WorkerReported(worker_id, report), after=after)
 
     def serve(self, worker_id: str, **fields: object) -> list[SchedulerAction]:

@@ -78,7 +78,9 @@ class SessionRow(NamedTuple):
     num_running: int
     """Outputs that are open."""
     place: TurnPlace
-    """Of the newest turn that is running, else of the last one that ended."""
+    """Of the newest turn that is running and has a token, else of the last one that ended."""
+    request_id: str
+    """The newest output that is open, "" for none."""
     idle: float
     """Seconds since its last turn ended; 0 while one runs."""
     age: float
@@ -227,7 +229,8 @@ def _row(session: _Session, now: float) -> SessionRow:
         tenant,
         session.num_turns,
         len(session.running),
-        session.place if newest is None else _place_of(newest),
+        session.place if newest is None or not newest.output else _place_of(newest),
+        newest.request_id if newest is not None else "",
         0.0 if session.running else now - session.last_at,
         now - session.first_at,
     )

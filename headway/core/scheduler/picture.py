@@ -13,10 +13,19 @@ from headway.core.scheduler.places import Tracked
 from headway.core.scheduler.prefill import PoolStatus
 from headway.core.scheduler.state import Counters, SchedulerState
 from headway.messages import LoadReport, MeasuredCosts, PassWork
-from headway.picture import ClusterPicture, CostPicture, MovePicture, WindowPicture, WorkerPicture
+from headway.picture import (
+    ClusterPicture,
+    CostPicture,
+    HeldPicture,
+    MovePicture,
+    WindowPicture,
+    WorkerPicture,
+)
+from headway.policies.dispatch.protocol import OwnUnit
 from headway.request import StreamKey
 
 MOST_MOVES = 64
+MOST_HELD = 64
 _MOST_STEPS = 64
 
 
@@ -84,6 +93,7 @@ class PictureBook:
         status = self._status()
         ordered = [instance for _, instance in sorted(self._instances.items())]
         moves, num_moving = _moves(ordered, self._state.tracked)
+        held = [each for pool in status.pools for each in pool.held]
         return ClusterPicture(
             self._state.fencing_token,
             tuple(self._worker(instance) for instance in ordered),
@@ -93,6 +103,8 @@ class PictureBook:
             num_moving,
             status.num_awaiting_decode,
             status.num_held_back,
+            tuple(_held(*each) for each in held[:MOST_HELD]),
+            len(held),
         )
 
     def _worker(self, instance: Instance) -> WorkerPicture:
@@ -175,6 +187,11 @@ def _window(pool: PoolStatus) -> WindowPicture:
         pool.interval if pool.interval < inf else 0.0,
         pool.mean_pass_time,
     )
+
+
+def _held(request_id: str, own: OwnUnit) -> HeldPicture:
+    worker_id, unit = own.unit
+    return HeldPicture(request_id, worker_id, unit, own.num_hit_tokens, own.longest_wait)
 
 
 def _moves(

@@ -13,6 +13,7 @@ from headway.core.scheduler.books import Books
 from headway.core.scheduler.events import Chosen, Considered, Decision, Learned
 from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.places import OnUnit, Tracked
+from headway.core.scheduler.prefix_figures import PrefixFigures
 from headway.core.scheduler.prefixes import Prefixes
 from headway.core.scheduler.state import SchedulerState
 from headway.core.scheduler.unit_tenants import UnitTenants
@@ -23,7 +24,7 @@ from headway.errors import Code
 from headway.messages import Admission, Dispatch, EndForward, Rejected, Snapshot, UnitBatch
 from headway.policies import registry
 from headway.policies.dispatch import Dispatching, InstanceLoad, Turn
-from headway.policies.dispatch.protocol import FindMatches, SlidingMean
+from headway.policies.dispatch.protocol import FindMatches, OwnUnit, SlidingMean
 from headway.policies.packing import NO_HITS, Assigned, Hits, Packing, Room
 from headway.policies.readers import GammaReader, constants_of
 from headway.request import Request
@@ -55,6 +56,10 @@ class PoolStatus:
     num_bad_times: int
     constants: tuple[Constant, ...]
     """Constants that dispatches and placements of the model use."""
+    prefixes: PrefixFigures | None = None
+    """None without an index."""
+    held: Sequence[tuple[str, OwnUnit]] = ()
+    """Requests that wait for their own unit, by id."""
 
 
 class PrefillPool:
@@ -294,7 +299,7 @@ class PrefillPool:
         assigned = self._pack(groups, rooms, turn, chunk)
         if not assigned:
             return False
-        dispatch = self._send(instance, rooms, assigned, turn.rule, now)
+        dispatch = self._send(instance, rooms, assigned, turn, now)
         if turn.capped and turn.max_requests is None:  # others hold nobody's prompt back
             self._tenants.sent(assigned)
         self._dispatching.dispatched(turn, dispatch.dispatch_id, now=now)
@@ -352,7 +357,7 @@ class PrefillPool:
         instance: Instance,
         rooms: Sequence[Room],
         assigned: Sequence[Assigned[Tracked]],
-        rule: str,
+        turn: Turn,
         now: float,
     ) -> Dispatch:
         worker_id = instance.info.worker_id
@@ -368,13 +373,15 @@ class PrefillPool:
         dispatch = Dispatch(self._state.next_dispatch_id(), batches)
         for a in assigned:
             if self._prefixes is not None:
-                a.request.hit = self._prefixes.hit(a.request, a.unit)
-                self._prefixes.note(a.request, a.unit)
+                a.request.hit = self._prefixes.dispatched(a.request, a.unit)
         cached = {a.request.key: a.request.hit.num_tokens for a in assigned}
         instance.sent(dispatch, now=now, cached=cached)
         self._state.tell_worker(worker_id, dispatch)
         for a in assigned:
-            self._books.dispatch(a.request, a.unit, rule)
+            own = turn.own.get(a.request.key)
+            goes_home = own is not None and own.num_hit_tokens > 0
+            reason = f"{turn.rule}, own unit" if goes_home else turn.rule
+            self._books.dispatch(a.request, a.unit, reason)
         return dispatch
 
     def _as_sent(self, entry: Tracked) -> Request:
@@ -424,6 +431,13 @@ class PrefillPool:
             at = min(self._rest_until, watchdog_at if watchdog_at is not None else inf)
         return min(self.window.next_deadline, at)
 
+    def _held(self) -> Sequence[tuple[str, OwnUnit]]:
+        """Return who waits for its own unit; the policy may still name some that have gone."""
+        held = self._dispatching.held
+        if not held:
+            return ()
+        return [(e.request_id, held[e.key]) for e in self.window.admitted if e.key in held]
+
     def status(self) -> PoolStatus:
         """Return the figures for metrics."""
         window, dispatching = self.window, self._dispatching
@@ -441,4 +455,6 @@ class PrefillPool:
             dispatching.dispatch_latency,
             dispatching.num_bad_times,
             self._state.costs.constants(self.model),
+            None if self._prefixes is None else self._prefixes.figures,
+            self._held(),
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from headway.blocks import BlockHash, num_waypoints, waypoint, waypoint_names
 from headway.cluster import UnitId, WorkerInfo
 from headway.core.scheduler.places import Tracked
+from headway.core.scheduler.prefix_figures import DEVICE, HOST, PrefixFigures, TierFigures
 from headway.messages import Admission, CachedPrefixes
 from headway.policies.dispatch.prefix_hits import NO_HIT, Hit
 
@@ -31,6 +32,11 @@ class _Tier:
         """A bit for each unit that holds a name."""
         self._held: dict[int, dict[BlockHash, int]] = {}  # tokens by name, oldest use first
         self._rooms: dict[int, int] = {}  # tokens that still fit
+        self.num_expected = self.num_reported = 0
+
+    def figures(self, tier: str) -> TierFigures:
+        """Return its size and its hits so far."""
+        return TierFigures(tier, len(self.holders), self.num_expected, self.num_reported)
 
     def join(self, bit: int, num_tokens: int) -> None:
         """Add a unit that holds this many tokens at most."""
@@ -195,6 +201,13 @@ class Prefixes:
         self._num_false: dict[str, int] = {}
         self.num_bad_reports = 0
         """Reported hits and names that cannot be, and were dropped."""
+        self._num_claims = self._num_failed = 0
+
+    @property
+    def figures(self) -> PrefixFigures:
+        """The size of the index, its hits and its errors."""
+        tiers = self._device.figures(DEVICE), self._host.figures(HOST)
+        return PrefixFigures(tiers, self._num_claims, self._num_failed, self.num_bad_reports)
 
     @property
     def num_names(self) -> int:
@@ -262,6 +275,14 @@ class Prefixes:
 
     # --- what is learned --------------------------------------------------------------
 
+    def dispatched(self, entry: Tracked, unit: UnitId) -> Hit:
+        """Note a dispatch; return what the unit is expected to hold of the prompt."""
+        hit = self.hit(entry, unit)
+        self._device.num_expected += hit.num_device_tokens
+        self._host.num_expected += hit.num_host_tokens
+        self.note(entry, unit)
+        return hit
+
     def note(self, entry: Tracked, unit: UnitId, behind: Sequence[BlockHash] = ()) -> None:
         """Note that a unit uses a prompt now; ``behind``: waypoints of its output by name."""
         bit = self._bits.get(unit)
@@ -283,12 +304,15 @@ class Prefixes:
         if num_cached > entry.num_tokens or said.num_host_tokens > num_cached:
             self.num_bad_reports += 1
             return
+        self._device.num_reported += num_cached - said.num_host_tokens
+        self._host.num_reported += said.num_host_tokens
         claimed = self._claimed.get(worker_id)
         if not claimed or num_cached >= expected:
             return
         missing = _names(entry)[num_waypoints(num_cached) : num_waypoints(expected)]
         if not claimed.isdisjoint(missing):
             self._num_false[worker_id] = self._num_false.get(worker_id, 0) + 1
+            self._num_failed += 1
             claimed.difference_update(missing)
         if self._num_false.get(worker_id, 0) >= MOST_FALSE_CLAIMS:
             self._drop_claims(worker_id)
@@ -311,6 +335,7 @@ class Prefixes:
                     continue
                 if not tier.holders.get(name, 0) >> bit & 1:
                     claimed.add(name)
+                    self._num_claims += 1
                 tier.hold(bit, name, number)
             tier.note(bit, ())
 

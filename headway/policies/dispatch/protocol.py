@@ -111,7 +111,9 @@ class OwnUnit(NamedTuple):
 
     ``num_hit_tokens`` and ``num_owed_tokens``: cached there, and owed before it. ``cost`` in
     seconds, and that of the ``runner_up``: inf for none. ``wait``: seconds until the unit's turn,
-    as expected when the request first could not go there; 0 if it went at once.
+    as expected when the request first could not go there; 0 if it went at once. ``longest_wait``:
+    seconds after which it would have gone anywhere, 0 for no such bound. ``num_host_tokens`` of
+    the hit are in host memory.
     """
 
     unit: UnitId
@@ -121,6 +123,8 @@ class OwnUnit(NamedTuple):
     runner_up: UnitId | None = None
     runner_up_cost: float = inf
     wait: float = 0.0
+    longest_wait: float = 0.0
+    num_host_tokens: int = 0
 
 
 NOBODY: Mapping[StreamKey, OwnUnit] = MappingProxyType({})
@@ -222,7 +226,7 @@ class Dispatching(ABC):
         self._latencies = SlidingMean(window, 0.0, most=MOST_SECONDS)
         self.matches: FindMatches = lambda entry: None
         """Set by its caller, if the policy reads prefixes and they are known."""
-        self.held: Collection[StreamKey] = ()
+        self.held: Mapping[StreamKey, OwnUnit] = NOBODY
         """Requests that wait for one unit, as of the last turns: they hold up nobody."""
 
     @property

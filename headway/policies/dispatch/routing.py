@@ -89,7 +89,7 @@ class Routing(Dispatching):
         self._table.update(loads)
         self._chosen.clear()
         given: dict[str, dict[StreamKey, OwnUnit]] = {}
-        held: dict[StreamKey, None] = {}
+        held: dict[StreamKey, OwnUnit] = {}
         for entry in waiting:
             able = self.candidates(entry, self.matches(entry))
             if not able:
@@ -103,7 +103,7 @@ class Routing(Dispatching):
                 given.setdefault(unit.unit.worker_id, {})[entry.key] = own
                 self._chosen[entry.key] = entry, chosen
             else:
-                held[entry.key] = None
+                held[entry.key] = own
         self._table.restore()
         self.held = held
         return [

@@ -47,7 +47,7 @@ class _Look:
     """Those that go to their own unit now, by instance."""
     free: dict[StreamKey, Waiting] = field(default_factory=dict)
     """Those that are SBS's."""
-    held: dict[StreamKey, None] = field(default_factory=dict)
+    held: dict[StreamKey, OwnUnit] = field(default_factory=dict)
     """Those that wait for their own unit."""
     is_complete: bool = True
     """True if no request with a cached prefix was left unjudged."""
@@ -184,11 +184,12 @@ class WarmStaggeredBatch(StaggeredBatch):
             look.free[entry.key] = entry
             return entry.num_tokens
         self._table.take(own.unit, uncached, entry.num_tokens)
+        _, wait = self._waits_since.get(entry.key, (now, 0.0))
+        own = own._replace(wait=wait, longest_wait=saved)
         if is_ready:
-            _, wait = self._waits_since.get(entry.key, (now, 0.0))
-            look.own.setdefault(unit.load.worker_id, {})[entry.key] = own._replace(wait=wait)
+            look.own.setdefault(unit.load.worker_id, {})[entry.key] = own
             return uncached
-        look.held[entry.key] = None
+        look.held[entry.key] = own
         return 0.0
 
     def _telling(self, entry: Waiting) -> Matches | None:
@@ -213,11 +214,17 @@ class WarmStaggeredBatch(StaggeredBatch):
         if not costs:
             return None
         tokens, name = best = min(costs)
-        hit = matches.hit(name).num_tokens
-        if hit < self._least_hit:
+        hit = matches.hit(name)
+        if hit.num_tokens < self._least_hit:
             return None
         seconds = self._per_token.value
-        own = OwnUnit(name, hit, int(table[name].num_owed_tokens), tokens * seconds)
+        own = OwnUnit(
+            name,
+            hit.num_tokens,
+            int(table[name].num_owed_tokens),
+            tokens * seconds,
+            num_host_tokens=hit.num_host_tokens,
+        )
         costs.remove(best)
         if not costs:
             return own

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from headway.console.conversations import sessions_of
 from headway.console.frame import promises_of, rows_of
 from headway.console.patch import merge_patch
 from headway.console.recent import COLUMNS, EndedRequest, RecentRequests
@@ -157,6 +158,7 @@ class ConsoleFeed:
             "promises": self.promises,
             "classes": self._classes[1],
             "point": history[-1] if history else None,
+            "sessions": sessions_of(self._core.sessions, now),
             **self._sight.frame,
         }
 

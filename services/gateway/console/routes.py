@@ -28,6 +28,7 @@ _FIELDS = {
     "tenant": "tenant",
     "worker": "worker",
     "phase": "phase",
+    "session": "session",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from headway.request import MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
+from headway.request import MAX_LOGPROBS, MAX_SESSION_CHARS, MAX_STOP_TOKEN_IDS
 from services.gateway.openai.messages import MESSAGES, OF_ANSWERS, OF_MESSAGES
 from services.gateway.openai.requests import CHAT, COMPLETION
 from services.gateway.openai.responses import ResponseBody
@@ -68,7 +68,9 @@ def describe(version: str, *, needs_key: bool, monitoring_needs_key: bool) -> Js
         "paths": {
             "/v1/chat/completions": _post("chat", "Answer a conversation.", secured),
             "/v1/completions": _post("completion", "Continue a text or token ids.", secured),
-            "/v1/responses": _post("response", "Answer items; nothing is stored.", secured),
+            "/v1/responses": _post(
+                "response", "Answer items, or go on from a stored response.", secured
+            ),
             "/tokenize": _posts("tokenize", "Tokens", "Count a text's or chat's tokens.", secured),
             "/detokenize": _posts("detokenize", "Text", "Return the text of tokens.", secured),
             "/version": _get("Version", "Name the release.", []),
@@ -115,7 +117,7 @@ def _post(kind: str, summary: str, secured: list[Json]) -> Json:
         "operationId": kind,
         "summary": summary,
         "security": secured,
-        "parameters": [_pacing_header()],
+        "parameters": [_pacing_header(), *_session_headers()],
         "requestBody": {"required": True, "content": _json(name)},
         "responses": _responses(content, {**_NO_MODEL, **_NOT_JSON}),
     }
@@ -152,6 +154,17 @@ def _get(
         said = {"name": parameter, "in": "path", "required": True, "schema": _TEXT}
         operation["parameters"] = [said]
     return {"get": operation}
+
+
+def _session_headers() -> list[Json]:
+    name = "The name of the request's session. A name in the body wins."
+    ends = "`true` or `1`: the session is over with this request."
+    plain = {**_TEXT, "maxLength": MAX_SESSION_CHARS, "pattern": "^[ -~]*$"}
+    truths = {**_TEXT, "enum": ["true", "1", "false", "0"]}
+    return [
+        {"name": "x-session-id", "in": "header", "description": name, "schema": plain},
+        {"name": "x-session-end", "in": "header", "description": ends, "schema": truths},
+    ]
 
 
 def _pacing_header() -> Json:

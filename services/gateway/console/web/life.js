@@ -53,14 +53,23 @@ function Moments({ life }) {
 function Record({ life, reasons }) {
   const tokens = life.tokens;
   return html`<section class="panel"><h2>${life.request_id} <span class=${`pill ${["stop", "length"].includes(life.status) ? "ok" : life.status === "open" ? "info" : "bad"}`}>${life.status}</span></h2>
-      <p class="note">Came ${life.arrival_at > 1e9 ? `at ${clock(life.arrival_at)}` : `after ${seconds(life.arrival_at)}`}${life.class ? `, class ${life.class}` : ""}${life.tenant ? `, tenant ${life.tenant}` : ""}; ${several(tokens.prompt, "prompt token")} (${count(tokens.cached)} cached), ${several(tokens.output, "output token")}${tokens.reasoning ? `, ${count(tokens.reasoning)} of them reasoning` : ""}. ${several(life.crowd.num_ahead, "request")} waited before it.${life.error ? ` ${life.error}` : ""}</p>
+      <p class="note">Came ${life.arrival_at > 1e9 ? `at ${clock(life.arrival_at)}` : `after ${seconds(life.arrival_at)}`}${life.class ? `, class ${life.class}` : ""}${life.tenant ? `, tenant ${life.tenant}` : ""}${life.session_id ? `, turn ${life.turn} of session ${life.session_id}` : ""}; ${several(tokens.prompt, "prompt token")} (${count(tokens.cached)} cached), ${several(tokens.output, "output token")}${tokens.reasoning ? `, ${count(tokens.reasoning)} of them reasoning` : ""}. ${several(life.crowd.num_ahead, "request")} waited before it.${life.error ? ` ${life.error}` : ""}</p>
       <${Bars} life=${life} /><${Delays} reasons=${reasons} /></section><${Sums} life=${life} /><${Moments} life=${life} />`;
+}
+
+// Why a unit was the request's own: what it held and owed, what that costs, and who came second.
+function Own({ own, unit }) {
+  if (!own) return null;
+  return html`<p class="note" data-own>${unit} held ${several(own.hit_tokens, "token")} of the prompt${own.host_tokens ? ` (${count(own.host_tokens)} in host memory)` : ""} and owed ${several(own.owed_tokens, "token")}.
+    ${own.cost ? ` Cost ${seconds(own.cost)}${own.runner_up ? `; the runner-up was ${own.runner_up} at ${seconds(own.runner_up_cost)}` : ""}.` : ""}
+    ${own.wait ? ` Its turn was expected in ${seconds(own.wait)}; after ${seconds(own.longest_wait)} the request would have gone anywhere.` : ""}</p>`;
 }
 
 function Decisions({ found }) {
   if (!found.length) return html`<${Empty}>The leader remembers no decision about it.<//>`;
   return found.map((d) => html`<section class="panel"><h3>${d.question} by ${d.rule}<span class="note">${d.at > 1e9 ? clock(d.at) : seconds(d.at)}</span></h3>
     <p class="note">To ${d.chosen.map(([, unit]) => unit).join(", ")}, after ${seconds(d.chosen[0][3])}; ${d.left} left waiting.</p>
+    ${d.chosen.map(([, unit, , , own]) => html`<${Own} own=${own} unit=${unit} />`)}
     <div class="scroll" tabindex="0" role="region" aria-label="Candidates"><table><thead><tr><th>Candidate</th><th class="n">${d.question === "dispatch" ? "Room (tokens)" : "Batch"}</th><th class="n">${d.question === "dispatch" ? "Chunk" : "KV tokens"}</th>${d.considered.some((c) => c.length > 3) ? html`<th class="n">KV predicted</th><th class="n">Score</th>` : ""}<th class="n">Free blocks</th></tr></thead>
       <tbody>${d.considered.map(([unit, load, free, predicted, score]) => html`<tr><td>${d.chosen.some(([, u]) => u === unit) ? "★ " : ""}${unit}</td><td class="n">${load[0]}</td><td class="n">${load[1]}</td>${score ? html`<td class="n">${predicted == null ? "–" : count(Math.round(predicted))}</td><td class="n">${score.map((value) => Number(value.toPrecision(4))).join(", ") || "–"}</td>` : ""}<td class="n">${free}</td></tr>`)}</tbody></table></div></section>`);
 }

@@ -1,9 +1,10 @@
 // Live and queued requests: the most pressing ones, filtered where they are, not here.
 import { useState } from "preact/hooks";
 import { html, count, seconds, known, Empty } from "/console/parts.js";
+import { Sessions } from "/console/sessions.js";
 import { follow } from "/console/stream.js";
 
-const asked = { sort: "slack", class: "", tenant: "", worker: "", phase: "", rows: "50" };
+const asked = { sort: "slack", class: "", tenant: "", worker: "", phase: "", session: "", rows: "50" };
 export const queryOf = () => new URLSearchParams(Object.entries(asked).filter(([, value]) => value)).toString();
 
 const SORTS = { slack: "least slack", wait: "longest wait", age: "oldest", output: "most tokens" };
@@ -21,6 +22,7 @@ export function Requests({ now }) {
   const changed = () => { redraw((n) => n + 1); follow(queryOf()); };
   const any = [["", "any"]], classes = Object.keys(now.promises || {}).map((name) => [name, name]);
   const tenant = (event) => { asked.tenant = event.target.value; changed(); };
+  const session = (event) => { asked.session = event.target.value; changed(); };
   const filters = now.source === "live";
   return html`${!filters && html`<p class="note">The film has the 50 requests with the least slack.</p>`}
     ${filters && html`<form class="filters" onSubmit=${(event) => event.preventDefault()}>
@@ -29,6 +31,7 @@ export function Requests({ now }) {
       <${Select} name="class" title="Class" changed=${changed} options=${[...any, ...classes]} />
       <${Select} name="worker" title="Worker" changed=${changed} options=${[...any, ...Object.keys(now.workers || {}).map((id) => [id, id])]} />
       <label>Tenant<input name="tenant" value=${asked.tenant} onChange=${tenant} /></label>
+      <label>Session<input name="session" value=${asked.session} onChange=${session} /></label>
       <span class="note">${found.order.length} shown of ${found.open} open at ${now.gateway.id}${found.read < found.open ? `; ${found.read} were looked at just now` : ""}</span>
     </form>`}
     ${found.order.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="Requests"><table>
@@ -39,5 +42,6 @@ export function Requests({ now }) {
         <td>${row.worker || "–"}${row.target ? ` → ${row.target}` : ""}</td><td class="n">${count(row.prompt)}</td>
         <td class="n">${count(row.output)}${row.expected ? ` / ~${count(row.expected)}` : ""}</td><td class="n">${seconds(row.waited)}</td><td class="n">${seconds(row.age)}</td>
         <td class=${`n ${known(row.slack) && row.slack < 0 ? "bad" : ""}`}>${known(row.slack) ? (row.slack < 0 ? "▲ " : "") + seconds(row.slack) : "no promise"}</td></tr>`)}</tbody></table></div>`
-    : html`<${Empty}>${found.open ? "No open request matches." : "No request is open now. Send one in the Playground."}<//>`}`;
+    : html`<${Empty}>${found.open ? "No open request matches." : "No request is open now. Send one in the Playground."}<//>`}
+    <${Sessions} now=${now} />`;
 }
