@@ -313,6 +313,7 @@ def test_a_view_whose_figures_change_in_place_is_looked_at_again() -> None:
 
     class View:
         worker_id = "a"
+        role = Role.UNIFIED
         num_units = 1
         chunk_tokens = 100
         requests = 0

@@ -287,4 +287,6 @@ class WarmStaggeredBatch(StaggeredBatch):
         return self._recheck_at if at is None else min(at, self._recheck_at)
 
 
-ANSWER = Answer("sbs-warm", WarmStaggeredBatch, "SBS, with own units for cached prefixes", SbsWarmParams)
+ANSWER = Answer(
+    "sbs-warm", WarmStaggeredBatch, "SBS, with own units for cached prefixes", SbsWarmParams
+)
