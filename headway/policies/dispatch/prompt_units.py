@@ -54,26 +54,23 @@ class PromptUnit:
         """
         return num_tokens <= self.free_tokens and (self.capacity > 0 or self.load.is_lone)
 
-    def cost(self, num_computed: float) -> float:
+    def cost(self, num_computed: float, delay_weight: float) -> float:
         """Return what computing these tokens of a prompt here adds, in tokens of an instance.
 
         It is the time until the prompt is through, and the delay of everybody who decodes beside
-        it. Who is here first decodes by then, unless the unit only prefills.
+        it, which counts ``delay_weight`` times. Who is here first decodes by then, unless the unit
+        only prefills.
         """
         num_delayed = 0 if self.load.role is Role.PREFILL else self.num_requests
         units = self.load.num_units  # they compute all at once, so that each is so much slower
-        return (self.num_owed_tokens + num_computed * (1 + num_delayed)) * units
-
-    @property
-    def rank(self) -> float:
-        """The cost of another chunk here, in tokens."""
-        return self.cost(self.load.chunk_tokens / self.load.num_units)
+        return (self.num_owed_tokens + num_computed * (1 + delay_weight * num_delayed)) * units
 
 
 class PromptUnits:
     """Units by id, kept in the order of what they owe; only changed instances are looked at."""
 
-    def __init__(self) -> None:
+    def __init__(self, delay_weight: float = 1.0) -> None:
+        self._delay_weight = delay_weight
         self._units: dict[UnitId, PromptUnit] = {}
         self._seen: dict[str, Sequence[UnitDebt]] = {}
         self._ranks: list[tuple[float, UnitId]] = []
@@ -104,12 +101,17 @@ class PromptUnits:
             self._remove_rank(debt.unit)
             del self._units[debt.unit]
 
+    def _rank(self, unit: PromptUnit) -> float:
+        """Return the cost of another chunk there."""
+        chunk = unit.load.chunk_tokens / unit.load.num_units
+        return unit.cost(chunk, self._delay_weight)
+
     def _put(self, unit: PromptUnit) -> None:
         self._units[unit.unit] = unit
-        insort(self._ranks, (unit.rank, unit.unit))
+        insort(self._ranks, (self._rank(unit), unit.unit))
 
     def _remove_rank(self, unit: UnitId) -> None:
-        place = bisect_left(self._ranks, (self._units[unit].rank, unit))
+        place = bisect_left(self._ranks, (self._rank(self._units[unit]), unit))
         assert self._ranks[place][1] == unit, "every unit has its rank"
         del self._ranks[place]
 
@@ -123,7 +125,7 @@ class PromptUnits:
         value.num_requests += 1
         value.free_tokens -= num_tokens
         value.kv_tokens += num_tokens
-        insort(self._ranks, (value.rank, unit))
+        insort(self._ranks, (self._rank(value), unit))
 
     def restore(self) -> None:
         """Let all units be as their instances' loads say."""

@@ -4,9 +4,9 @@ A request whose beginning no unit holds more of than the others is SBS's: when, 
 ever. One that some unit holds more of goes to the unit with the least cost, at once if that is
 ready, beside the interval. If it is not ready, the request waits for the unit's next turn as long
 as that is sooner than computing elsewhere what the unit holds. Then it is SBS's like the others.
-The cost of a unit is ``t · (owed + uncached · (1 + delayed))``: the seconds until the prompt is
-through, and those by which it delays all who decode there. ``docs/conversations.md`` has the
-reasons, and what was tried.
+The cost of a unit is ``t · (owed + uncached · (1 + w · delayed))``: the seconds until the prompt is
+through, and those by which it delays all who decode there, which count ``w`` times.
+``docs/conversations.md`` has the reasons, and what was tried.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import ClassVar
 
+from headway.bounds import between
 from headway.cluster import Role, UnitId
 from headway.cost.costs import Constant, Costs
 from headway.policies.answer import Answer
@@ -36,7 +37,11 @@ _MOST_CHUNKS = 4
 
 @dataclass(frozen=True, slots=True)
 class SbsWarmParams(SbsParams):
-    """As of ``sbs``."""
+    """As of ``sbs``. ``delay_weight``: what a second that an answer is held up counts beside a
+    second until a first token: with 1 units serve the mean latency, with less the first token.
+    """
+
+    delay_weight: float = between(0, 1000, default=0.5)
 
 
 @dataclass(slots=True)
@@ -66,12 +71,14 @@ class WarmStaggeredBatch(StaggeredBatch):
     reads_prefixes: ClassVar[bool] = True
 
     def __init__(self, params: SbsWarmParams | None = None) -> None:
-        self._table = PromptUnits()
+        params = params or SbsWarmParams()
+        self._delay_weight = params.delay_weight
+        self._table = PromptUnits(params.delay_weight)
         self._waits_since: dict[StreamKey, tuple[float, float]] = {}
         """When requests first could not go to their own unit, and W then."""
         self._recheck_at = inf
         self._barred: frozenset[str] = frozenset()
-        super().__init__(params or SbsWarmParams())
+        super().__init__(params)
 
     # --- constants --------------------------------------------------------------------
 
@@ -210,7 +217,7 @@ class WarmStaggeredBatch(StaggeredBatch):
                 continue
             unit = table[name]
             uncached = max(1.0, num_tokens - self._saved(matches.hit(name)))
-            costs.append((unit.cost(uncached), name))
+            costs.append((unit.cost(uncached, self._delay_weight), name))
         if not costs:
             return None
         tokens, name = best = min(costs)
