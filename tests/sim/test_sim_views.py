@@ -31,6 +31,8 @@ from tests.fakes.sim_clusters import instance, poisson
 
 AGREEMENT = 0.02
 CONVERTS: dict[str, object] = {"convertible_chunk_tokens": 512}
+OPEN = tuple(n for n in scenario_names() if load_scenario(n).workload.sessions is None)
+CLOSED = tuple(n for n in scenario_names() if n not in OPEN)
 PRESETS_OVER_VIEWS = ("vllm-like", "sbs", "uniboost", "star", "tokenscale", "headway")
 ROLES = ((Role.PREFILL, Role.DECODE), (Role.UNIFIED,), (Role.PREFILL, Role.CONVERTIBLE))
 
@@ -64,13 +66,21 @@ def both(spec: ClusterSpec, requests: Sequence[SimRequest], slo: SloLimits) -> N
 
 
 @pytest.mark.parametrize("preset", PRESETS_OVER_VIEWS)
-@pytest.mark.parametrize("name", scenario_names())
-def test_both_fidelities_agree_on_every_shipped_scenario(name: str, preset: str) -> None:
+@pytest.mark.parametrize("name", OPEN)
+def test_both_fidelities_agree_on_every_shipped_scenario_whose_arrivals_are_known(name: str, preset: str) -> None:
     scenario = load_scenario(name)
     num_requests = 200 if preset in ("uniboost", "star", "headway") else 500
     workload = replace(scenario.workload, num_requests=num_requests, seconds=None)
     spec = cluster_spec(find_preset(preset), scenario.conditions)
     both(spec, list(workload.requests(1)), scenario.slo)
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_sessions_in_a_closed_loop_are_refused_over_views(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", name, "--preset", "sbs", "--fidelity", "policies"]) == 2
+    assert "only the cores' fidelity runs them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("roles", ROLES)
