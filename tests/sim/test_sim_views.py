@@ -67,7 +67,9 @@ def both(spec: ClusterSpec, requests: Sequence[SimRequest], slo: SloLimits) -> N
 
 @pytest.mark.parametrize("preset", PRESETS_OVER_VIEWS)
 @pytest.mark.parametrize("name", OPEN)
-def test_both_fidelities_agree_on_every_shipped_scenario_whose_arrivals_are_known(name: str, preset: str) -> None:
+def test_both_fidelities_agree_on_every_shipped_scenario_whose_arrivals_are_known(
+    name: str, preset: str
+) -> None:
     scenario = load_scenario(name)
     num_requests = 200 if preset in ("uniboost", "star", "headway") else 500
     workload = replace(scenario.workload, num_requests=num_requests, seconds=None)
