@@ -14,10 +14,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from bench.studies.claims import PerSeed, change, run_each
+from bench.studies.warm import require_warm
 from headway.cluster import Role
 from headway.presets import PRESETS, Preset, parse_choice
 from headway.sim.autoscaling import autoscale
 from headway.sim.cluster import ClusterSpec, SimCluster, SimRequest
+from headway.sim.collection import SeldomCollected
 from headway.sim.experiment import Conditions, cluster_spec
 from headway.sim.kernel import Kernel
 from headway.sim.records import Record
@@ -64,20 +66,27 @@ def run(
     requests: Iterable[SimRequest],
     *,
     watch: Callable[[SimCluster], None] | None = None,
+    is_start: bool = False,
 ) -> Finished:
     """Run until the last request has ended; ``watch`` may set up samplers before it begins.
 
-    Instances follow the load where the spec scales them.
+    Instances follow the load where the spec scales them. HeadwayError for a run that is too short
+    for its longest request (``bench.studies.warm``), unless it ``is_start``: a run of what happens
+    at a start, or of one crowd.
     """
+    asked = list(requests)
+    if not is_start:
+        require_warm(spec, asked)
     kernel, records = Kernel(), list[Record]()
     cluster = SimCluster(kernel, spec, records.append)
     if spec.scaling is not None:
         autoscale(cluster)
     if watch is not None:
         watch(cluster)
-    cluster.feed(iter(requests))
-    while cluster.is_busy and kernel.now < _LONGEST:
-        kernel.run(kernel.now + 60.0)
+    cluster.feed(iter(asked))
+    with SeldomCollected():
+        while cluster.is_busy and kernel.now < _LONGEST:
+            kernel.run(kernel.now + 60.0)
     records.sort(key=lambda r: (r.arrival_at, r.request_id))
     return Finished(records, cluster)
 
