@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -25,6 +25,17 @@ from headway.metrics import VIOLATION, percentile, qoe
 READER_PACE = 0.1  # seconds a token
 _CHAT, _REASONING, _A_REASONING_TOKEN = 1.0, 2.0, 0.05  # seconds to the first one that is read
 _TAIL = 0.99
+_PERCENTILES = (50, 90, 99)
+_SAMPLES = (
+    "chat_ttft",
+    "short_ttfat",
+    "long_ttfat",
+    "lateness",
+    "unread_ttlt",
+    "unread_slowdown",
+    "slowdown",
+    "qoe_kept",
+)
 
 
 def lateness(instants: NDArray[np.float64], tpot: float) -> float:
@@ -95,38 +106,49 @@ def begins_in_time(
 
 
 def figures(requests: Iterable[FeltRequest]) -> dict[str, float]:
-    """Return P50 and P99 by class, in a flat row; a class without requests has none."""
+    """Return P50, P90 and P99 by class, in a flat row; a class without requests has none."""
     listed = list(requests)
-    read = [each for each in listed if each.reading is not None]
-    unread = [each for each in listed if each.reading is None]
-    chats = [each for each in read if not each.num_reasoning_tokens]
-    reasoning = sorted((r for r in read if r.num_reasoning_tokens), key=_length)
-    half = len(reasoning) // 2
-    samples: dict[str, Iterable[float | None]] = {
-        "chat_ttft": (each.ttft for each in chats),
-        "short_ttfat": (each.ttfat for each in reasoning[:half]),
-        "long_ttfat": (each.ttfat for each in reasoning[half:]),
-        "lateness": (each.reading.lateness for each in read if each.reading),
-        "unread_ttlt": (each.ttlt for each in unread),
-        "unread_slowdown": (each.slowdown for each in unread),
-        "slowdown": (each.slowdown for each in listed),
-    }
     row: dict[str, float] = {}
-    for name, values in samples.items():
+    for name, values in samples(listed).items():
         ordered = sorted(value for value in values if value is not None)
-        if ordered:
-            row[f"{name}_p50"] = percentile(ordered, 0.5)
-            row[f"{name}_p99"] = percentile(ordered, _TAIL)
-    kept = [each.reading.qoe >= VIOLATION for each in read if each.reading]
-    if kept:
-        row["qoe_kept"] = statistics.fmean(kept)
+        if name == "qoe_kept":
+            row |= {name: statistics.fmean(ordered)} if ordered else {}
+        elif ordered:
+            row |= {f"{name}_p{n}": percentile(ordered, n / 100) for n in _PERCENTILES}
     if (share := _length_share(listed)) is not None:
         row["ttlt_p99_solo"] = share
     return row
 
 
-def _length(request: FeltRequest) -> int:
-    return request.num_reasoning_tokens
+def samples(requests: Sequence[FeltRequest]) -> Mapping[str, Sequence[float | None]]:
+    """Return every class's values: one a request, in order, None where it is not of the class.
+
+    ``qoe_kept`` is 1 for a reader whose QoE is kept, else 0.
+    """
+    reasons = [each.reading is not None and each.num_reasoning_tokens > 0 for each in requests]
+    by_length = sorted((n for n, of_it in enumerate(reasons) if of_it), key=_length_of(requests))
+    short = set(by_length[: len(by_length) // 2])
+    found: dict[str, list[float | None]] = {name: [] for name in _SAMPLES}
+    for number, each in enumerate(requests):
+        reading, is_chat = each.reading, each.reading is not None and not reasons[number]
+        is_short = number in short
+        row = (
+            each.ttft if is_chat else None,
+            each.ttfat if reasons[number] and is_short else None,
+            each.ttfat if reasons[number] and not is_short else None,
+            reading.lateness if reading is not None else None,
+            each.ttlt if reading is None else None,
+            each.slowdown if reading is None else None,
+            each.slowdown,
+            float(reading.qoe >= VIOLATION) if reading is not None else None,
+        )
+        for name, value in zip(_SAMPLES, row, strict=True):
+            found[name].append(value)
+    return found
+
+
+def _length_of(requests: Sequence[FeltRequest]) -> Callable[[int], int]:
+    return lambda number: requests[number].num_reasoning_tokens
 
 
 def _length_share(requests: Sequence[FeltRequest]) -> float | None:

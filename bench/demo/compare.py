@@ -10,6 +10,7 @@ from rich.console import Console
 
 from bench import plots
 from bench.demo.live import Pair, Setting, run_pair
+from bench.demo.paired import paired
 from bench.demo.table import print_compared, print_rule, values_of
 from bench.demo.verdict import ComparedFigure, compared
 from bench.output import write_json
@@ -31,11 +32,11 @@ async def compare(
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)  # a row a figure
-    num_clusters = len(policies) * len(seeds)
+    num_runs = len(policies) * len(seeds)
     console.print(
-        f"{num_clusters} clusters, one after the other: about "
-        f"{num_clusters * setting.usual_seconds / 60:.0f} minutes, and never over "
-        f"{num_clusters * setting.most_seconds / 60:.0f}"
+        f"{2 * num_runs} clusters, one after the other, half of them to measure what they carry: "
+        f"about {num_runs * setting.usual_seconds / 60:.0f} minutes, and never over "
+        f"{num_runs * setting.most_seconds / 60:.0f}"
     )
     pairs: list[Pair] = []
     presets = [each.preset for each in policies]
@@ -76,7 +77,12 @@ def report(pairs: Sequence[Pair], presets: Sequence[str]) -> dict[str, Any]:
 
 def _rows(pairs: Sequence[Pair], regime: str, first: str, other: str) -> list[ComparedFigure]:
     runs = [pair.runs[regime] for pair in pairs]
-    return compared([run[first].figures for run in runs], [run[other].figures for run in runs])
+    samples = [
+        paired(run[first].requests, run[other].requests, pair.alone)
+        for pair, run in zip(pairs, runs, strict=True)
+    ]
+    before, after = ([run[name].figures for run in runs] for name in (first, other))
+    return compared(before, after, samples=samples)
 
 
 def _print(console: Console, pairs: Sequence[Pair], presets: Sequence[str]) -> None:

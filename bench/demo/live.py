@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +18,7 @@ from bench.demo import warm_up
 from bench.demo.capacity import Capacity
 from bench.demo.load import LoadBounds, Offer, Regime
 from bench.output import num_cores
-from bench.serve.classes import by_class
+from bench.serve.classes import Alone, by_class
 from bench.serve.plan import Plan
 from bench.serve.replay import ReplayedRequest
 from headway.metrics import percentile
@@ -61,14 +63,14 @@ class Setting:
 
     @property
     def most_seconds(self) -> float:
-        """Return the most seconds of one cluster's life."""
+        """Return the most seconds of a preset's two clusters: one is measured, one serves."""
         regimes = len(self.regimes) * (self.bounds.seconds + PATIENCE)
-        return START + warm_up.MOST_SECONDS + regimes + STOP
+        return 2 * (START + warm_up.MOST_SECONDS + STOP) + regimes
 
     @property
     def usual_seconds(self) -> float:
-        """Return the seconds that a cluster's life usually takes."""
-        return 25.0 + len(self.regimes) * (self.bounds.seconds + 15.0)
+        """Return the seconds that a preset's two clusters usually take."""
+        return 80.0 + len(self.regimes) * (self.bounds.seconds + 15.0)
 
     def options(self, policies: PolicyOptions) -> ClusterOptions:
         """Return one preset's cluster, each worker with the demo's limit."""
@@ -116,6 +118,17 @@ class Pair:
     runs: dict[str, dict[str, PresetRun]] = field(default_factory=dict)
 
     @property
+    def alone(self) -> Alone:
+        """Return the time of a request that runs alone: the least of the clusters."""
+        found = [each.alone for each in self.capacities.values()]
+        return Alone(min(each.ttft for each in found), min(each.tpot for each in found))
+
+    @property
+    def saturation(self) -> float:
+        """Return requests/s at saturation: the mean of what the clusters carry."""
+        return fmean(each.requests_per_s for each in self.capacities.values())
+
+    @property
     def drift(self) -> float:
         """How much more the best cluster carried than the worst, as a share."""
         rates = [each.tokens_per_s for each in self.capacities.values()]
@@ -141,33 +154,43 @@ async def run_pair(
 ) -> tuple[Pair, int]:
     """Run every preset in this order; return the pair and how many requests failed.
 
-    The first cluster's capacity sets the load of all.
+    Every preset's capacity is measured first: the mean of all of them sets one load for all.
     """
     pair = Pair(seed, time.strftime("%Y-%m-%d %H:%M:%S"), os.getloadavg()[0])
     said = f"seed {seed}, {pair.began_at}: the machine's load is {pair.machine_load:.1f}"
     console.print(f"{said} on {num_cores()} cores")
-    num_failed = 0
-    plans: dict[str, Plan] = {}
     for each in policies:
-        name, folder = each.preset, setting.log_dir / each.preset
-        console.print(f"{name}: starting a cluster, logs in {folder}/")
-        cluster = LocalCluster(setting.options(each), folder)
-        try:
-            await start_within(cluster, START)
-            pair.capacities[name] = await _measured(setting, cluster, seed)
-            console.print(f"  {pair.capacities[name]}")
-            if not plans:
-                plans = _offer(setting, pair)
+        async with _cluster(setting, each) as cluster:
+            pair.capacities[each.preset] = await _measured(setting, cluster, seed)
+        console.print(f"{each.preset}: {pair.capacities[each.preset]}")
+    plans = _offer(setting, pair)
+    for offer in pair.offers.values():
+        met = (
+            f"{offer.regime.mean * pair.saturation / each.requests_per_s:.0%} of {name}'s"
+            for name, each in pair.capacities.items()
+        )
+        console.print(f"{offer.regime.name}: {offer}; the mean is {', '.join(met)}")
+    num_failed = 0
+    for each in policies:
+        async with _cluster(setting, each) as cluster:
+            await _measured(setting, cluster, seed)  # it is warm now
             for regime, plan in plans.items():
-                console.print(f"  {regime}: {pair.offers[regime]}")
                 requests, worked = await _replayed(cluster, plan, pair.offers[regime])
-                num_failed += print_failures(console, f"{name}, {regime}", requests)
-                alone = next(iter(pair.capacities.values())).alone
-                figures = {**by_class(requests, alone), **_counts(requests), **worked}
-                pair.runs.setdefault(regime, {})[name] = PresetRun(requests, figures)
-        finally:
-            await cluster.stop()
+                num_failed += print_failures(console, f"{each.preset}, {regime}", requests)
+                figures = {**by_class(requests, pair.alone), **_counts(requests), **worked}
+                pair.runs.setdefault(regime, {})[each.preset] = PresetRun(requests, figures)
     return pair, num_failed
+
+
+@asynccontextmanager
+async def _cluster(setting: Setting, policies: PolicyOptions) -> AsyncIterator[LocalCluster]:
+    """Run a preset's cluster."""
+    cluster = LocalCluster(setting.options(policies), setting.log_dir / policies.preset)
+    try:
+        await start_within(cluster, START)
+        yield cluster
+    finally:
+        await cluster.stop()
 
 
 async def _measured(setting: Setting, cluster: LocalCluster, seed: int) -> Capacity:
@@ -177,10 +200,9 @@ async def _measured(setting: Setting, cluster: LocalCluster, seed: int) -> Capac
 
 
 def _offer(setting: Setting, pair: Pair) -> dict[str, Plan]:
-    """Plan every regime by the capacity of the pair's first cluster."""
-    saturation = next(iter(pair.capacities.values())).requests_per_s
+    """Plan every regime by what the pair's clusters carry."""
     for regime in setting.regimes:
-        pair.offers[regime.name] = Offer.of(regime, saturation, setting.bounds)
+        pair.offers[regime.name] = Offer.of(regime, pair.saturation, setting.bounds)
     model = Path(setting.model).name
     numbers = (pair.seed, setting.max_tokens)
     return {name: offer.plan(model, *numbers) for name, offer in pair.offers.items()}

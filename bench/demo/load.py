@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from bench.serve.plan import PATHS, Options, Plan, Planned, make_plan
+from bench.serve.plan import PATHS, STREAM_OPTIONS, Options, Plan, Planned, make_plan
 from headway.errors import Code, HeadwayError
 
 REASONING_SHARE = 0.4
@@ -162,7 +162,7 @@ def completion(model: str, rng: random.Random, num_prompt: int, num_output: int)
     body = {
         "model": model,
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": STREAM_OPTIONS,
         "prompt": rng.choices(_TEXT, k=num_prompt),
         "max_tokens": num_output,
         "ignore_eos": True,
@@ -177,7 +177,13 @@ def _reasoning(model: str, num_requests: int, rng: random.Random, max_tokens: in
     """Draw the small model's problems, whose answers are known."""
     seed, most = rng.randrange(2**31), max_tokens or None
     options = Options(
-        model, rate=1.0, num_requests=num_requests, prompts="mini", seed=seed, max_tokens=most
+        model,
+        rate=1.0,
+        num_requests=num_requests,
+        prompts="mini",
+        seed=seed,
+        max_tokens=most,
+        counts_tokens=True,
     )
     return list(make_plan(options).requests)
 

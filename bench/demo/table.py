@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 
 from bench.by_class import number
-from bench.demo.verdict import WORSE, ComparedFigure, Judgement
+from bench.demo.verdict import LEAST_PAIRS, WORSE, ComparedFigure, Judgement
 from bench.output import make_table
 from bench.serve.replay import ReplayedRequest
 
@@ -38,12 +38,12 @@ def print_compared(
             _over_runs(row.before),
             _over_runs(row.after),
             _change(row),
-            _least(row),
+            _interval(row),
             row.verdict.value,
         )
         for row in rows
     ]
-    titles = ("", *presets, "change", "counts beyond", "verdict")
+    titles = ("", *presets, "change", "interval, bar", "verdict")
     table = make_table(titles, cells, title=title, title_justify="left", box=box.HEAVY_HEAD)
     console.print(table)
     counts = Counter(row.verdict for row in rows)
@@ -54,10 +54,13 @@ def print_compared(
 def print_rule(console: Console) -> None:
     """Print how the verdicts come about."""
     console.print(
-        "Figures are means over the pairs (least to greatest). A change counts beyond the larger "
-        f"of its bar ({WORSE:.0%} of the first preset, and at least 0.1 s, 0.1 of slowdown, one "
-        "reader in a hundred, 0.05 preemptions) and its noise (half of the 95 % interval over the "
-        "pairs). With so many rows, one in twenty may differ by chance.",
+        "Figures are means over the pairs (least to greatest), of the same requests under both. A "
+        "change counts if it is over its bar "
+        f"({WORSE:.0%} of the first preset, and at least 0.1 s, 0.1 of slowdown, one reader in a "
+        "hundred, 0.05 preemptions) and its 95 % interval leaves 0 out; there is no difference "
+        "where the interval lies within the bar. Fewer than "
+        f"{LEAST_PAIRS} pairs have no verdict. With so many rows, one in twenty may differ by "
+        "chance.",
         highlight=False,
     )
 
@@ -75,9 +78,7 @@ def _change(row: ComparedFigure) -> str:
     return f"{row.change:+.3g}{relative}"
 
 
-def _least(row: ComparedFigure) -> str:
-    """Return what the change has to exceed, and by which of the two."""
-    if math.isinf(row.noise):
-        return f"{number(row.bar)} (bar)"
-    name = "noise" if row.noise > row.bar else "bar"
-    return f"{number(max(row.noise, row.bar))} ({name})"
+def _interval(row: ComparedFigure) -> str:
+    """Return half of the change's interval, and the bar."""
+    noise = "-" if math.isinf(row.noise) else f"±{number(row.noise)}"
+    return f"{noise}, {number(row.bar)}"

@@ -1,12 +1,14 @@
-"""A verdict for each figure: better, worse, or within the noise of the pairs.
+"""A verdict for each figure, from the same requests under both presets.
 
-Both presets of a pair serve the same requests, one after the other. The change of a figure is the
-mean of its differences, pair by pair. It counts if it is over both of:
+The change of a figure is the mean of its differences, pair by pair. Two things decide:
 
 - the **bar**: 2 % of the first preset's mean, and not less than what a user notices;
-- the **noise**: half of the 95 % interval of that mean (Student's t over the pairs).
+- the **interval**: 95 % around the change. Its standard error comes from drawing pairs, and in each
+  of them requests, again and again (``bench.demo.paired``); a figure without requests has that of
+  the pairs' differences. Student's t over the pairs makes it as wide as few pairs ask for.
 
-One pair has no noise that could be known, so it has no verdict.
+Better or worse: the change is over the bar, and the interval leaves 0 out. No difference: the
+interval lies within the bar. Anything else is unclear. Two pairs say nothing about a third.
 """
 
 from __future__ import annotations
@@ -19,25 +21,44 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from bench.by_class import KEPT, PREEMPTIONS
+from bench.demo.paired import PairedSamples, standard_error
 from headway.felt import TITLES
 
 WORSE = 0.02  # share of the first preset's mean
+LEAST_PAIRS = 3
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # 97.5 %, from 1 degree on
 _FROM_TEN = 2.23  # for more degrees of freedom: never too small
 
 
 class Figure(NamedTuple):
-    """A row of the table; ``notice``: the least difference that a user notices."""
+    """A row of the table; ``notice``: the least difference that a user notices.
+
+    ``sample``: the requests' values that it sums up, "" for none; by the percentile ``share``, or
+    by their mean where that is None.
+    """
 
     name: str
     title: str
     notice: float
     more_is_better: bool = False
+    sample: str = ""
+    share: float | None = None
+
+
+def _tails() -> list[Figure]:
+    """Return P90 beside P99 of every class: a pair has too few requests for a sure P99."""
+    found = []
+    for name, title in TITLES.items():
+        sample = name.removesuffix("_p99")
+        for share in (90, 99):
+            said = title.replace("P99", f"P{share}")
+            found.append(Figure(f"{sample}_p{share}", said, 0.1, False, sample, share / 100))
+    return found
 
 
 FIGURES = (
-    *(Figure(name, title, 0.1) for name, title in TITLES.items()),
-    Figure("qoe_kept", KEPT, 0.01, more_is_better=True),
+    *_tails(),
+    Figure("qoe_kept", KEPT, 0.01, more_is_better=True, sample="qoe_kept"),
     Figure("preemptions", PREEMPTIONS, 0.05),
     Figure("pass_time", "mean of a decode pass (s)", 0.0005),
 )
@@ -48,17 +69,22 @@ class Judgement(StrEnum):
 
     BETTER = "better"
     WORSE = "worse"
-    NOISE = "within noise"
-    NONE = "one pair: none"
+    EQUAL = "no difference"
+    UNCLEAR = "unclear"
+    TOO_FEW = "too few pairs"
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedFigure:
-    """A figure of two presets, pair by pair."""
+    """A figure of two presets, pair by pair.
+
+    ``error``: the standard error of the change; None for that of the pairs' differences.
+    """
 
     figure: Figure
     before: tuple[float, ...]
     after: tuple[float, ...]
+    error: float | None = None
 
     @property
     def change(self) -> float:
@@ -72,22 +98,26 @@ class ComparedFigure:
 
     @property
     def noise(self) -> float:
-        """Half of the 95 % interval of the mean difference; inf for one pair."""
-        degrees = len(self.before) - 1
-        if not degrees:
+        """Half of the 95 % interval of the mean difference; inf for too few pairs."""
+        num_pairs = len(self.before)
+        if num_pairs < LEAST_PAIRS:
             return math.inf
+        degrees = num_pairs - 1
         student = _STUDENT[degrees - 1] if degrees <= len(_STUDENT) else _FROM_TEN
-        return student * statistics.stdev(self._differences) / math.sqrt(degrees + 1)
+        if self.error is None:
+            return student * statistics.stdev(self._differences) / math.sqrt(num_pairs)
+        return student * self.error
 
     @property
     def verdict(self) -> Judgement:
         """Judge by the rule above."""
-        if len(self.before) == 1:
-            return Judgement.NONE
-        if abs(self.change) <= max(self.bar, self.noise):
-            return Judgement.NOISE
-        is_better = (self.change > 0.0) == self.figure.more_is_better
-        return Judgement.BETTER if is_better else Judgement.WORSE
+        if len(self.before) < LEAST_PAIRS:
+            return Judgement.TOO_FEW
+        if abs(self.change) > max(self.bar, self.noise):
+            is_better = (self.change > 0.0) == self.figure.more_is_better
+            return Judgement.BETTER if is_better else Judgement.WORSE
+        is_within = abs(self.change) + self.noise <= self.bar
+        return Judgement.EQUAL if is_within else Judgement.UNCLEAR
 
     @property
     def _differences(self) -> list[float]:
@@ -110,10 +140,12 @@ def compared(
     before: Sequence[Mapping[str, float]],
     after: Sequence[Mapping[str, float]],
     figures: Sequence[Figure] = FIGURES,
+    samples: Sequence[PairedSamples] = (),
 ) -> list[ComparedFigure]:
     """Compare two presets by the figures of their runs, pair by pair.
 
-    A figure that a run lacks (none of that class finished) leaves its pair out of that row.
+    ``samples``: the same requests' values under both, a pair each. A figure that a run lacks (none
+    of that class finished) leaves its pair out of that row.
     """
     rows = []
     for figure in figures:
@@ -122,7 +154,12 @@ def compared(
             for one, other in zip(before, after, strict=True)
             if figure.name in one and figure.name in other
         ]
-        if pairs:
-            firsts, seconds = zip(*pairs, strict=True)
-            rows.append(ComparedFigure(figure, firsts, seconds))
+        if not pairs:
+            continue
+        firsts, seconds = zip(*pairs, strict=True)
+        error = None
+        if figure.sample and len(pairs) >= LEAST_PAIRS:
+            values = [found for each in samples if (found := each.get(figure.sample)) is not None]
+            error = standard_error(values, figure.share) if values else None
+        rows.append(ComparedFigure(figure, firsts, seconds, error))
     return rows

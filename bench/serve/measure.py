@@ -51,7 +51,7 @@ async def measure(args: Namespace) -> int:
 
 async def _options(args: Namespace, client: Client) -> Options:
     model, limit = await served_model(client, args.url, args.model)
-    names = set(Options.__dataclass_fields__) - {"model", "model_limit"}
+    names = set(Options.__dataclass_fields__) - {"model", "model_limit", "counts_tokens"}
     same = {name: getattr(args, name) for name in sorted(names)}
     return Options(model=model, model_limit=limit, **same)
 

@@ -25,6 +25,8 @@ from headway.workload.traces import TraceRow, load_trace
 
 DEFAULT_REQUESTS = 100
 MOST_REQUESTS = 1_000_000
+STREAM_OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
+"""Usage in every event."""
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
@@ -49,6 +51,7 @@ class Options:
     ignore_eos: bool = True
     seed: int = 0
     model_limit: int | None = None  # prompt and output tokens, where the server says it
+    counts_tokens: bool = False  # have every event tell its tokens: some have no text
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +205,7 @@ def _body(options: Options, endpoint: str, ask: Ask) -> bytes:
     body: dict[str, Any] = {
         "model": options.model,
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": STREAM_OPTIONS if options.counts_tokens else {"include_usage": True},
         "messages" if endpoint == "chat" else "prompt": ask.prompt,
     }
     if options.temperature is not None:

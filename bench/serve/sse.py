@@ -107,7 +107,7 @@ class Stream:
             return
         delta = read_delta(data)
         if delta.answer or delta.reasoning:
-            self.token_times.append(now)
+            self._add_tokens(delta.completion_tokens, now)
         if delta.answer:
             self.pieces.append((now, delta.answer))
         if delta.finish_reason:
@@ -116,6 +116,18 @@ class Stream:
             self.prompt_tokens = delta.prompt_tokens
             self.completion_tokens = delta.completion_tokens
             self.cached_tokens = delta.cached_tokens
+
+    def _add_tokens(self, num_so_far: int | None, now: float) -> None:
+        """Add an event's tokens: one, or those that usage told in every event counts more.
+
+        Tokens without text (half a character, a marker) have no event of their own. They share
+        the time since the event before.
+        """
+        times = self.token_times
+        num_new = max(1, (num_so_far or 0) - len(times))
+        before = times[-1] if times else now
+        times.extend(before + (now - before) * n / num_new for n in range(1, num_new))
+        times.append(now)
 
     @property
     def answer(self) -> str:

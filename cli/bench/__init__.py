@@ -16,6 +16,7 @@ BENCHES = {
     "sim": "the simulator's own speed",
     "flood": "what a flood does to other tenants, or a class that yields to other classes",
     "policies": "how long decisions take",
+    "cpu": "CPU time of all processes a token, preset by preset",
     "takeover": "kill the scheduler leader under load",
     "predictor": "latency of the predictor by batch size",
     "clients": "other people's clients and tools, each in an environment of its own",

@@ -66,6 +66,15 @@ def feed(*deltas: dict[str, str]) -> Stream:
     return stream
 
 
+def test_tokens_without_text_count_where_every_event_tells_its_usage() -> None:
+    stream = Stream()
+    for at, num_tokens, text in ((1.0, 1, "a"), (2.0, 2, ""), (4.0, 4, "ä"), (5.0, 5, "b")):
+        event = {"choices": [{"text": text}], "usage": {"completion_tokens": num_tokens}}
+        stream.take(json.dumps(event).encode(), at)
+    assert stream.token_times == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert stream.completion_tokens == 5
+
+
 def test_reasoning_counts_for_the_first_token_and_not_for_the_first_answer() -> None:
     stream = feed(
         {"role": "assistant"}, {"reasoning_content": "hm"}, {"content": "\n"}, {"content": "4"}

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +34,7 @@ from bench.demo.load import (
     mix,
     unread,
 )
+from bench.demo.paired import PairedSamples, paired
 from bench.demo.table import print_compared, print_rule, values_of
 from bench.demo.verdict import FIGURES, ComparedFigure, Figure, Judgement, compared
 from bench.serve.classes import Alone, by_class
@@ -146,6 +148,11 @@ def test_who_is_not_read_opts_out_of_pacing() -> None:
     assert all(b'"pacing": false' in one.body for one in unread(plan).requests)
 
 
+def test_every_event_tells_its_tokens() -> None:
+    bodies = [json.loads(one.body) for one in mix("m", 40, random.Random(1)).requests]
+    assert all(body["stream_options"]["continuous_usage_stats"] for body in bodies)
+
+
 def test_chats_end_by_length_where_a_model_does_not_end_them() -> None:
     chats = [one for one in mix("m", 40, random.Random(1), 32).requests if one.reasons]
     assert {json.loads(one.body)["max_tokens"] for one in chats} == {32}
@@ -242,7 +249,7 @@ def test_who_is_not_read_has_a_slowdown_and_no_lateness() -> None:
 
 # --- verdicts -------------------------------------------------------------------------
 
-TAIL, KEPT = FIGURES[0], next(each for each in FIGURES if each.name == "qoe_kept")
+TAIL, KEPT = FIGURES[1], next(each for each in FIGURES if each.name == "qoe_kept")
 
 
 def judged(before: tuple[float, ...], after: tuple[float, ...], figure: Figure = TAIL) -> Judgement:
@@ -256,19 +263,65 @@ def test_a_change_in_every_pair_counts() -> None:
     assert judged((0.9, 0.93, 0.92), (0.7, 0.72, 0.71), KEPT) is Judgement.WORSE
 
 
-def test_a_change_that_the_pairs_do_not_agree_on_is_noise() -> None:
-    assert judged((2.0, 2.0, 2.0), (1.0, 2.9, 1.5)) is Judgement.NOISE
-    assert judged((2.0, 2.0), (1.0, 1.6)) is Judgement.NOISE  # two pairs know little
+def test_a_change_that_the_pairs_do_not_agree_on_is_unclear() -> None:
+    assert judged((2.0, 2.0, 2.0), (1.0, 2.9, 1.5)) is Judgement.UNCLEAR
 
 
-def test_a_change_below_the_bar_is_noise_however_sure_it_is() -> None:
-    assert judged((0.02, 0.02, 0.02), (0.09, 0.09, 0.09)) is Judgement.NOISE  # nobody notices
-    assert judged((100.0,) * 3, (101.9,) * 3) is Judgement.NOISE  # under 2 %
+def test_a_change_below_the_bar_is_none_however_sure_it_is() -> None:
+    assert judged((0.02, 0.02, 0.02), (0.09, 0.09, 0.09)) is Judgement.EQUAL  # nobody notices
+    assert judged((100.0,) * 3, (101.9,) * 3) is Judgement.EQUAL  # under 2 %
     assert judged((100.0,) * 3, (102.1,) * 3) is Judgement.WORSE
 
 
-def test_one_pair_has_no_verdict() -> None:
-    assert judged((2.0,), (1.0,)) is Judgement.NONE
+@pytest.mark.parametrize("num_pairs", [1, 2])
+def test_two_pairs_have_no_verdict_whatever_they_say(num_pairs: int) -> None:
+    assert judged((2.0,) * num_pairs, (1.0,) * num_pairs) is Judgement.TOO_FEW
+    assert judged((2.0,) * num_pairs, (2.0,) * num_pairs) is Judgement.TOO_FEW
+
+
+def of_requests(*pairs: tuple[list[float], list[float]]) -> list[PairedSamples]:
+    return [{"chat_ttft": (np.array(one), np.array(other))} for one, other in pairs]
+
+
+def by_requests(*pairs: tuple[list[float], list[float]]) -> ComparedFigure:
+    before, after = (
+        [{"chat_ttft_p99": float(np.quantile(each[side], 0.99))} for each in pairs]
+        for side in (0, 1)
+    )
+    (row,) = compared(before, after, samples=of_requests(*pairs))
+    return row
+
+
+def test_what_every_request_gains_counts_although_the_pairs_differ_by_far_more() -> None:
+    rng = random.Random(1)
+    pairs = []
+    for level in (1.0, 4.0, 9.0):
+        waits = [level + rng.random() for _ in range(60)]
+        pairs.append((waits, [each - 0.4 for each in waits]))
+    row = by_requests(*pairs)
+    assert row.verdict is Judgement.BETTER
+    assert row.noise < 0.1
+
+
+def test_one_request_that_waits_long_makes_no_verdict() -> None:
+    rng = random.Random(1)
+    pairs = [([rng.random() for _ in range(30)], [rng.random() for _ in range(30)]) for _ in "abc"]
+    pairs[1][1][7] = 60.0
+    row = by_requests(*pairs)
+    assert row.change > row.bar
+    assert row.verdict is Judgement.UNCLEAR
+
+
+def test_requests_are_paired_by_their_place_and_have_the_class_of_the_first_preset() -> None:
+    plan = [Planned(n, 0.0, b"", "", None, reasons=n > 0) for n in range(4)]
+    before = [outcome(1.0 + n, 3.0 + n, *[1.0] * (2 + n), planned=plan[n]) for n in range(4)]
+    after = [outcome(2.0 + n, 4.0 + n, *[1.0] * (9 - n), planned=plan[n]) for n in range(4)]
+    failed = replace(after[1], times=None)
+    found = paired(before, [after[3], after[2], failed, after[0]], Alone(0.1, 0.1))
+    chats, long = found["chat_ttft"], found["long_ttfat"]
+    assert [each.tolist() for each in chats] == [[1.0], [2.0]]
+    assert [each.tolist() for each in long] == [[6.0], [7.0]]
+    assert found["slowdown"][0].shape == (3,)
 
 
 def test_the_noise_is_half_of_the_95_percent_interval() -> None:
@@ -287,7 +340,7 @@ def test_what_is_better_one_way_is_worse_the_other_way_round(
     before, after = zip(*pairs, strict=True)
     opposite = {Judgement.BETTER: Judgement.WORSE, Judgement.WORSE: Judgement.BETTER}
     one, other = ComparedFigure(figure, before, after), ComparedFigure(figure, after, before)
-    if abs(one.change) > max(one.bar, other.bar):  # the bar is a share of the first preset
+    if abs(one.change) - one.noise > max(one.bar, other.bar):  # a share of the first preset
         assert other.verdict is opposite.get(one.verdict, one.verdict)
 
 
@@ -367,8 +420,12 @@ def test_a_pair_tells_when_the_machine_changed() -> None:
 def test_the_table_has_a_change_a_threshold_and_a_verdict_in_each_row() -> None:
     console = Console(file=io.StringIO(), width=160)
     rows = compared(
-        [{"chat_ttft_p99": 2.0, "qoe_kept": 0.8}, {"chat_ttft_p99": 2.2, "qoe_kept": 0.8}],
-        [{"chat_ttft_p99": 1.0, "qoe_kept": 0.9}, {"chat_ttft_p99": 1.2, "qoe_kept": 0.7}],
+        [{"chat_ttft_p99": seconds, "qoe_kept": 0.8} for seconds in (2.0, 2.1, 2.2)],
+        [
+            {"chat_ttft_p99": 1.0, "qoe_kept": 0.9},
+            {"chat_ttft_p99": 1.1, "qoe_kept": 0.9},
+            {"chat_ttft_p99": 1.2, "qoe_kept": 0.6},
+        ],
     )
     print_compared(console, "title", ("a", "b"), rows)
     print_rule(console)
@@ -377,7 +434,7 @@ def test_the_table_has_a_change_a_threshold_and_a_verdict_in_each_row() -> None:
     assert "chats: TTFT P99, s" in text
     assert "2.1 (2 to 2.2)" in text
     assert "-48%" in text
-    assert "b against a: 1 better, 1 within noise" in text
+    assert "b against a: 1 better, 1 unclear" in text
     assert "2%" in text
 
 
@@ -403,6 +460,13 @@ def test_fewer_than_two_known_presets_are_refused(presets: str) -> None:
 def test_what_is_out_of_bounds_is_refused_before_anything_starts(flag: str, value: str) -> None:
     with pytest.raises(HeadwayError, match=flag):
         demo.run(parsed(flag, value))
+
+
+def test_the_load_of_a_pair_is_a_share_of_what_its_clusters_carry_on_average() -> None:
+    pair = a_pair(1, 1.0, 1.0)
+    pair.capacities["b"] = replace(pair.capacities["b"], alone=Alone(0.04, 0.003))
+    assert pair.saturation == pytest.approx((6.0 + 9.0) / 2)
+    assert pair.alone == Alone(0.04, 0.002)
 
 
 def test_a_regime_alone_takes_less_time_than_both() -> None:

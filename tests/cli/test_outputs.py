@@ -22,6 +22,7 @@ from headway.errors import HeadwayError
         ("bench", "sim"),
         ("bench", "policies"),
         ("bench", "takeover"),
+        ("bench", "cpu"),
         ("bench", "engine"),
         ("bench", "gateway"),
         ("bench", "burst", "--profile", "llama-8b-a100"),

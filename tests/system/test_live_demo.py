@@ -42,7 +42,7 @@ def test_a_pair_of_real_clusters_gives_figures_of_every_class(
             assert figures["unread_slowdown_p99"] > 0.0
             assert 0.0 <= figures["qoe_kept"] <= 1.0
         for row in written["verdicts"][regime]["headway"]:
-            assert row["verdict"] == "one pair: none"
+            assert row["verdict"] == "too few pairs"
     said = capsys.readouterr().out
     assert "tokens/s at saturation" in said
     assert "130% of saturation all the time" in said

@@ -1,0 +1,107 @@
+"""CPU seconds of a cluster's processes per token, preset by preset, on the same requests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.cluster.offered import looped, replayed, start_within
+from bench.cluster.processes import cpu_seconds
+from bench.demo.load import mix, timed
+from bench.serve.plan import Plan
+from bench.serve.replay import ReplayedRequest
+from headway.errors import Code, HeadwayError
+from services.local.cluster import LocalCluster
+from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
+from services.local.store import free_port
+
+_START, _PATIENCE = 240.0, 300.0
+_WARM_UP = 20.0  # seconds in which its requests begin
+_SERVICES = 5  # processes beside the workers
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSetting:
+    """The clusters and their load: ``num_requests`` at ``rate`` requests/s, Poisson.
+
+    ``least_pass_time``, seconds, gives engines one speed: batches are then as large under every
+    preset, whatever else the machine does.
+    """
+
+    model: str
+    workers: WorkerCounts
+    max_running: int
+    rate: float
+    num_requests: int
+    least_pass_time: float
+    log_dir: Path
+
+    def plan(self, seed: int) -> Plan:
+        """Plan the requests of a seed: the demo's mix, at the same instants for every preset."""
+        rng = random.Random(f"cpu {seed}")
+        plan = mix(Path(self.model).name, self.num_requests, rng)
+        seconds = self.num_requests / self.rate
+        return timed(plan, sorted(rng.random() * seconds for _ in plan.requests))
+
+    def options(self, policies: PolicyOptions) -> ClusterOptions:
+        """Return the cluster of one preset."""
+        port = free_port(2 + _SERVICES + sum(self.workers.by_role().values()))
+        worker = ("--max-running", str(self.max_running))
+        pace = ("--least-pass-time", str(self.least_pass_time))
+        return ClusterOptions(
+            model=self.model,
+            policies=policies,
+            workers=self.workers,
+            port=port,
+            metrics_port=0,
+            drain_timeout=5.0,
+            service_flags={"worker": (*worker, *pace)},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CpuRun:
+    """CPU seconds by process, and the tokens that were generated meanwhile."""
+
+    preset: str
+    seed: int
+    seconds: Mapping[str, float]
+    num_tokens: int
+
+    @property
+    def ms_per_token(self) -> float:
+        """Milliseconds of all processes for a token."""
+        return 1e3 * sum(self.seconds.values()) / self.num_tokens
+
+
+async def run_once(setting: CpuSetting, policies: PolicyOptions, seed: int) -> CpuRun:
+    """Serve a seed's requests under one preset; UNAVAILABLE where one of them fails."""
+    cluster = LocalCluster(setting.options(policies), setting.log_dir / policies.preset)
+    plan = setting.plan(seed)
+    try:
+        await start_within(cluster, _START)
+        places = setting.max_running * (setting.workers.decode + setting.workers.unified)
+        warm_up = replace(plan, requests=setting.plan(-seed).requests[: 8 * places])
+        await looped(cluster.url, warm_up, 2 * places, _WARM_UP, _PATIENCE)
+        before = _by_process(cluster)
+        requests = await replayed(cluster.url, plan, within=len(plan.requests) + _PATIENCE)
+        after = _by_process(cluster)
+    finally:
+        await cluster.stop()
+    seconds = {name: after[name] - before.get(name, 0.0) for name in after}
+    return CpuRun(policies.preset, seed, seconds, _num_tokens(requests))
+
+
+def _by_process(cluster: LocalCluster) -> dict[str, float]:
+    pids = {each.spec.service_id: each.pid for each in cluster.supervisor.processes}
+    return {name: cpu_seconds(pid) for name, pid in pids.items() if pid is not None}
+
+
+def _num_tokens(requests: Sequence[ReplayedRequest]) -> int:
+    for each in requests:
+        if each.times is None:
+            message = f"a request failed ({each.error_kind}): {each.error}"
+            raise HeadwayError(Code.UNAVAILABLE, message)
+    return sum(each.times.num_output_tokens for each in requests if each.times is not None)
