@@ -57,6 +57,7 @@ _POST = {
     "/v1/completions": parse_completion,
     "/v1/responses": parse_response,
 }
+_TEMPLATE = b'"chat_template"'  # of a client's own, which may take its time
 _TOKENS = {"/tokenize": tokenize, "/detokenize": detokenize}
 _REQUEST_ID = "x-request-id"
 _UNPACED = "off"  # the value of x-headway-pacing
@@ -172,7 +173,7 @@ class HttpEdge:
         if given := check_client_id(exchange.header(_REQUEST_ID)):
             exchange.add_header(_REQUEST_ID, given)  # of a refusal, too
         body, exchange.body = exchange.body, b""  # not kept while the answer is generated
-        if len(body) <= INLINE_BYTES:
+        if len(body) <= INLINE_BYTES and _TEMPLATE not in body:
             called = self._parse(exchange, body, parse)
             if not called[1].needs_grammar:
                 self._open(exchange, arrival_at, *called, self._prepare(called, arrival_at))

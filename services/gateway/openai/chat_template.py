@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -11,6 +12,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headway.errors import Code, HeadwayError
@@ -25,6 +27,11 @@ RESERVED = frozenset(
 )
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+MOST_STEPS = 200_000
+"""Turns of its loops that a template may take for one prompt: less than a second."""
+_MOST_PRODUCT, _MOST_POWER = 1_000_000, 16
+_COUNTED = "counted by the sandbox"  # no template can write such a name
 
 # Errors of a template's own operations on unexpected values.
 _TEMPLATE_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, RecursionError)
@@ -41,15 +48,78 @@ class _GenerationBlock(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Steps(Extension):
+    """The work of a render, counted: each turn of a loop and each call of a macro is a step.
+
+    A thread that renders cannot be stopped from outside, and a template may loop for ever.
+    """
+
+    tags: set[str] = set()  # noqa: RUF012 (jinja2's own interface)
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self._left = threading.local()
+        environment.filters[_COUNTED] = self._items
+
+    def begin(self) -> None:
+        """Begin a render in this thread."""
+        self._left.steps = MOST_STEPS
+
+    def step(self) -> None:
+        """Count one; TemplateError for one too many."""
+        self._left.steps -= 1
+        if self._left.steps < 0:
+            raise jinja2.TemplateError(f"it takes more than {MOST_STEPS} turns of its loops")
+
+    def _items(self, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            self.step()
+            yield item
+
+    def counted(self, template: nodes.Template) -> nodes.Template:
+        """Return a template whose loops and macros count their turns."""
+        for loop in template.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
+        bodies = [
+            (each.lineno, each.body) for each in template.find_all(nodes.For) if each.recursive
+        ]
+        bodies += [(each.lineno, each.body) for each in template.find_all(nodes.Macro)]
+        bodies += [(each.lineno, each.body) for each in template.find_all(nodes.CallBlock)]
+        for lineno, body in bodies:
+            body.insert(0, nodes.ExprStmt(self.call_method("step"), lineno=lineno))
+        return template
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, whose renders end."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        steps = self.extensions[_Steps.identifier]
+        assert isinstance(steps, _Steps)
+        return steps.counted(super()._parse(source, name, filename))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Refuse products of texts and lists, and powers, that could fill the memory."""
+        if operator == "**" and not (abs(left) <= _MOST_PRODUCT and abs(right) <= _MOST_POWER):
+            raise jinja2.TemplateError(f"a power is beyond {_MOST_PRODUCT} ** {_MOST_POWER}")
+        for value, times in ((left, right), (right, left)):
+            if isinstance(value, str | list | tuple) and len(value) * times > _MOST_PRODUCT:
+                raise jinja2.TemplateError(f"a product is longer than {_MOST_PRODUCT}")
+        return super().call_binop(context, operator, left, right)
+
+
 class ChatTemplate:
     """One compiled template; it can refer to ``special_tokens`` by name (``bos_token`` …)."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Sandbox(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"],
+            extensions=[_GenerationBlock, "jinja2.ext.loopcontrols", _Steps],
         )
+        self._begin = environment.extensions[_Steps.identifier].begin  # type: ignore[attr-defined]
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
@@ -90,6 +160,7 @@ class ChatTemplate:
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param="chat_template_kwargs")
         if not self._knows_tools:
             messages, tools = with_tools(messages, tools), ()
+        self._begin()
         try:
             text = self._template.render(
                 self._special_tokens,

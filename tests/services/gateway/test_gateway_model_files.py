@@ -11,7 +11,7 @@ import pytest
 
 from headway.errors import HeadwayError
 from services.gateway.model_files import read_model
-from services.gateway.openai.chat_template import ChatTemplate
+from services.gateway.openai.chat_template import MOST_STEPS, ChatTemplate
 from services.gateway.tokenizer import TextCodec
 from tests.fakes.tiny_model import END, MODEL_LEN, write_model
 
@@ -97,6 +97,44 @@ def test_a_template_cannot_leave_its_sandbox() -> None:
     template = ChatTemplate("{{ ''.__class__.__mro__[1].__subclasses__() }}", {})
     with pytest.raises(HeadwayError, match="unsafe"):
         template.render([], {})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for m in [1, 2] recursive %}{% if loop.depth < 60 %}{{ loop([1, 2]) }}{% endif %}"
+        "{% endfor %}",
+    ],
+)
+def test_a_template_that_loops_for_ever_is_refused(source: str) -> None:
+    template = ChatTemplate(source, {})
+    for _ in range(2):
+        with pytest.raises(HeadwayError, match=f"more than {MOST_STEPS} turns of its loops"):
+            template.render([], {})
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ 'a' * 10 ** 10 }}", "a product is longer than"),
+        ("{{ 10 ** 10 * [1] }}", "a product is longer than"),
+        ("{{ 9 ** 99999999 }}", "a power is beyond"),
+    ],
+)
+def test_a_template_that_would_fill_the_memory_is_refused(source: str, said: str) -> None:
+    with pytest.raises(HeadwayError, match=said):
+        ChatTemplate(source, {}).render([], {})
+
+
+def test_loops_that_are_counted_are_loops_as_before() -> None:
+    source = (
+        "{% for x in 'abc' %}{{ loop.index }}{{ x }}{{ loop.last }} {% endfor %}{{ 'x' * 2 }}"
+        "{% for x in nothing %}{% else %}none{% endfor %}"
+        "{% for x in [1, [2]] recursive %}{{ loop(x) if x is iterable else x }}{% endfor %}"
+    )
+    assert ChatTemplate(source, {}).render([], {}) == "1aFalse 2bFalse 3cTrue xxnone12"
 
 
 def test_template_options_may_not_replace_what_the_gateway_says() -> None:
