@@ -21,7 +21,6 @@ _PLAIN = (
     *("frequency_penalty", "ignore_eos"),
 )
 """Fields of ``SamplingParams`` by the names that vLLM has, too; sent where they are not neutral."""
-_TOKEN_IDS = 2**31  # as many ids as the wire has
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -105,26 +104,29 @@ def _constraints_of(sampling: SamplingParams) -> dict[str, Any]:
     return body
 
 
-def read_drawn(choice: Mapping[str, Any], key: StreamKey, most: int) -> Drawn | None:
+def read_drawn(
+    choice: Mapping[str, Any], key: StreamKey, most: int, vocab_size: int
+) -> Drawn | None:
     """Return what a choice says was drawn, None for nothing.
 
-    At most ``most`` tokens may have been drawn. HeadwayError and other exceptions for a choice that
-    cannot be read.
+    At most ``most`` tokens may have been drawn, each below ``vocab_size``. HeadwayError and other
+    exceptions for a choice that cannot be read.
     """
-    tokens = tuple(_token_id(token) for token in choice.get("token_ids") or ())
+    tokens = tuple(_token_id(token, vocab_size) for token in choice.get("token_ids") or ())
     reason = _finish_reason(choice)
     if not tokens and reason is None:
         return None
     if len(tokens) > most:
         message = f"the endpoint sent {len(tokens)} tokens where {most} were left"
         raise HeadwayError(Code.INTERNAL, message)
-    logprobs = _read_logprobs(choice)
+    logprobs = _read_logprobs(choice, vocab_size)
     return Drawn(key, tokens, reason, logprobs if len(logprobs) == len(tokens) else ())
 
 
-def _token_id(token: object) -> int:
-    if type(token) is not int or not 0 <= token < _TOKEN_IDS:
-        raise HeadwayError(Code.INTERNAL, "the endpoint sent a token id that cannot be one")
+def _token_id(token: object, vocab_size: int) -> int:
+    if type(token) is not int or not 0 <= token < vocab_size:
+        message = f"the endpoint sent {token!r:.40} as a token id; the model's end at {vocab_size}"
+        raise HeadwayError(Code.INTERNAL, message)
     return token
 
 
@@ -134,17 +136,18 @@ def _finish_reason(choice: Mapping[str, Any]) -> FinishReason | None:
     return None if not told else _REASONS.get(told, FinishReason.STOP)
 
 
-def _read_logprobs(choice: Mapping[str, Any]) -> tuple[TokenLogprobs, ...]:
+def _read_logprobs(choice: Mapping[str, Any], vocab_size: int) -> tuple[TokenLogprobs, ...]:
     """Return the log probabilities of a choice's tokens; none where it has none."""
     told = choice.get("logprobs")
     if not told or not told.get("token_logprobs"):
         return ()
     chosen = told["token_logprobs"]
     tops = told.get("top_logprobs") or [{}] * len(chosen)
-    return tuple(_entry(own, top or {}) for own, top in zip(chosen, tops, strict=True))
+    pairs = zip(chosen, tops, strict=True)
+    return tuple(_entry(own, top or {}, vocab_size) for own, top in pairs)
 
 
-def _entry(logprob: float, top: Mapping[str, float]) -> TokenLogprobs:
+def _entry(logprob: float, top: Mapping[str, float], vocab_size: int) -> TokenLogprobs:
     best = sorted(top.items(), key=lambda pair: -pair[1])
-    ids = tuple(_token_id(int(name.removeprefix("token_id:"))) for name, _ in best)
+    ids = tuple(_token_id(int(name.removeprefix("token_id:")), vocab_size) for name, _ in best)
     return TokenLogprobs(float(logprob), ids, tuple(float(value) for _, value in best))

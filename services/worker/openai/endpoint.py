@@ -20,6 +20,8 @@ _ANY_TOKEN = 65
 """A token id that every vocabulary has."""
 _A_PRIORITY = 1 << 41
 """A priority of the size that arrivals in milliseconds have."""
+_TOKEN_IDS = 2**31
+"""As many ids as the wire has."""
 
 
 class EndpointArgs(BaseModel):
@@ -72,6 +74,8 @@ class KnownEndpoint:
     takes_salt: bool
     """True if requests with different ``cache_salt`` share no cached prefix there."""
     eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    """Token ids from this one on cannot be drawn."""
 
 
 def parse_args(given: dict[str, Any]) -> EndpointArgs:
@@ -126,6 +130,7 @@ def examine(args: EndpointArgs, model: str, max_model_len: int) -> KnownEndpoint
             probe.takes(logprobs=1, return_tokens_as_token_ids=True),
             probe.reads_salt(),
             eos_token_ids(model),
+            _vocab_size(model),
         )
 
 
@@ -195,6 +200,13 @@ def _capacity(client: httpx.Client) -> int:
     told = re.search(r"vllm:cache_config_info\{([^}]*)\}", text)
     labels = dict(re.findall(r'(\w+)="(\d+)"', told.group(1))) if told else {}
     return int(labels.get("num_gpu_blocks", 0)) * int(labels.get("block_size", 0))
+
+
+def _vocab_size(model: str) -> int:
+    """Return the model's number of token ids, as its files say; the wire's bound if they do not."""
+    file = model_file(model, "config.json")
+    config = json.loads(file.read_text()) if file is not None else {}
+    return int(config.get("text_config", config).get("vocab_size") or _TOKEN_IDS)
 
 
 def eos_token_ids(model: str) -> tuple[int, ...]:

@@ -210,7 +210,7 @@ class OpenAIEngine:
             return True
         for choice in event.get("choices", ()):
             most = request.sampling.max_tokens - len(output)
-            drawn = read_drawn(choice, request.key, most)
+            drawn = read_drawn(choice, request.key, most, self._endpoint.vocab_size)
             if drawn is not None:
                 output += drawn.token_ids
                 self._say(drawn)

@@ -274,6 +274,24 @@ async def test_log_probabilities_come_by_token_id(endpoint: OpenAIEndpoint) -> N
     assert drawn.logprobs == (TokenLogprobs(-0.5, (token, 7), (-0.5, -1.5)),)
 
 
+async def test_a_token_beyond_the_models_vocabulary_ends_its_request_alone(
+    endpoint: OpenAIEndpoint,
+) -> None:
+    vocab_size = examined(endpoint).vocab_size
+    event = {"choices": [{"index": 0, "token_ids": [vocab_size], "finish_reason": None}]}
+    endpoint.instead = f"data: {json.dumps(event)}\n\n".encode()
+    async with following(examined(endpoint)) as found:
+        found.engine.add(make_request(""), 0)
+        failed = await found.end()
+        assert found.tokens == []
+        assert (failed.finish_reason, failed.code) == (FinishReason.ERROR, Code.INTERNAL)
+        assert f"end at {vocab_size}" in failed.message
+        endpoint.instead = b""
+        found.engine.add(make_request("", 2, max_tokens=1), 0)
+        await found.until(lambda: found.drawn[-1].finish_reason is FinishReason.LENGTH)
+    assert found.gone == []
+
+
 async def test_a_salt_reaches_the_endpoint(endpoint: OpenAIEndpoint) -> None:
     request = replace(make_request(""), cache_salt="tenant-a")
     async with following(examined(endpoint)) as found:
