@@ -106,4 +106,6 @@ class SchedulerService:
         return self._term.num_closed_links if self._term is not None else 0
 
     def _leader_address(self) -> str:
-        return self._leadership.leader_address if self._leadership is not None else ""
+        """Return where to go instead: "" for nowhere, also while this one is about to lead."""
+        address = self._leadership.leader_address if self._leadership is not None else ""
+        return "" if address == self._runtime.address else address
