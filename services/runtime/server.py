@@ -37,6 +37,20 @@ _CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
 """Bounds for callers that are not trusted: by itself gRPC has next to none."""
 
 
+class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # grpc_health has no types
+    """gRPC's health service, with the method that its asyncio version lacks."""
+
+    async def List(  # noqa: N802 (the protocol's name)
+        self, request: health_pb2.HealthListRequest, context: object
+    ) -> health_pb2.HealthListResponse:
+        """Return the status of every service here."""
+        statuses = {
+            name: health_pb2.HealthCheckResponse(status=status)
+            for name, status in self._server_status.items()
+        }
+        return health_pb2.HealthListResponse(statuses=statuses)
+
+
 class GrpcServer:
     """Add servicers, then start; health is SERVING while the process serves and is ready.
 
@@ -56,7 +70,7 @@ class GrpcServer:
         )
         options = (*_OPTIONS, most, *(_CLIENT_OPTIONS if for_clients else ()))
         self._server = grpc.aio.server(options=options, interceptors=(guard,))
-        self._health = health.aio.HealthServicer()
+        self._health = _Health()
         self._serving, self._ready = False, True
         self._names: list[str] = []
         self._address = ""

@@ -47,6 +47,17 @@ async def test_health_follows_serving() -> None:
     await server.stop(0)
 
 
+async def test_health_lists_every_service_to_whoever_may_check_it() -> None:
+    server = GrpcServer(config())
+    address = await server.start()
+    await server.set_serving(True)
+    async with open_channel(address, config(), ServiceRole.WORKER) as channel:
+        listed = await health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest())
+    serving = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+    assert dict(listed.statuses) == {"": serving}
+    await server.stop(0)
+
+
 async def test_reflection_lists_services_where_it_is_turned_on() -> None:
     server = GrpcServer(config(grpc_reflection=True))
     address = await server.start()
