@@ -41,7 +41,9 @@ class Bound:
         return free > 0 and self._held.get(client, 0) + amount <= self._alpha * free
 
     def take(self, client: str, amount: int = 1) -> bool:
-        """Take an amount if the client may; return whether it did."""
+        """Take an amount if the client may; return whether it did. Nothing is always to be had."""
+        if not amount:
+            return True
         held = self._held.get(client, 0) + amount
         free = self.capacity - self.num_taken - (amount - 1)  # as in has_room, for every request
         if free <= 0 or held > self._alpha * free:
@@ -52,6 +54,8 @@ class Bound:
 
     def give_back(self, client: str, amount: int = 1) -> None:
         """Return an amount that the client has taken."""
+        if not amount:
+            return
         left = self._held[client] - amount
         assert left >= 0, "a client gives back what it took"
         self.num_taken -= amount

@@ -73,7 +73,7 @@ class Origins:
             return False
 
     def _is_allowed(self, origin: str, host: str) -> bool:
-        return origin in self._origins or urlsplit(origin).netloc == host
+        return origin in self._origins or _netloc(origin) == host
 
 
 def allow_request(exchange: Exchange) -> None:
@@ -103,6 +103,14 @@ def _name(host: str) -> str:
     """Return the host without its port and a final dot."""
     name, _, port = host.rpartition(":")
     return (name if name and port.isdecimal() else host).removesuffix(".")
+
+
+def _netloc(origin: str) -> str | None:
+    """Return an origin's host and port; None for what is no URL, for example ``http://[``."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def is_here(address: str) -> bool:

@@ -47,6 +47,15 @@ def test_a_large_amount_counts_whole() -> None:
     assert apples.take("b", 128)
 
 
+def test_nothing_is_taken_and_given_back_any_number_of_times() -> None:
+    apples = bound()
+    assert apples.take("a", 0)
+    assert apples.take("a", 0)
+    apples.give_back("a", 0)
+    apples.give_back("a", 0)
+    assert apples.held_by("a") == 0
+
+
 def test_a_refusal_names_client_value_limit_flag_and_way_out() -> None:
     apples = bound()
     fill(apples, "key 'a'")

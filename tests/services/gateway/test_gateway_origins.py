@@ -56,7 +56,7 @@ def test_a_page_may_call_its_own_host_and_where_its_origin_is_given() -> None:
     origins = Origins([], [PAGE], loopback=True)
     check(origins, "localhost:8000", "http://localhost:8000")
     check(origins, "localhost:8000", PAGE)
-    for other in ("https://evil.example", "http://localhost:3000", "null"):
+    for other in ("https://evil.example", "http://localhost:3000", "null", "http://["):
         with pytest.raises(HttpRefusal, match="--cors-origin"):
             check(origins, "localhost:8000", other)
 
