@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 from headway.bounds import Bounded, at_least, between, over
-from headway.errors import Code, HeadwayError, invalid
-from headway.tables import read, refuse_others, tables
+from headway.errors import HeadwayError, invalid
+from headway.tables import parse, read, refuse_others, tables
 
 SHIPPED_CLASSES = "classes.toml"
 
@@ -153,11 +152,9 @@ def shipped_classes() -> ServiceClasses:
 
 def parse_classes(text: str, source: str) -> ServiceClasses:
     """Return the classes in a TOML text; HeadwayError says what is wrong with it."""
+    table = parse(text, f"the file of classes {source}".rstrip(), "classes")
     try:
-        return read_classes(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        message = f"classes {source} are not TOML: {error}"
-        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="classes") from error
+        return read_classes(table)
     except HeadwayError as error:
         message = f"classes {source}: {error.message}"
         raise HeadwayError(error.code, message, param="classes") from error

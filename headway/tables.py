@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar, get_origin, get_type_hints
 
-from headway.errors import HeadwayError, invalid
+from headway.errors import Code, HeadwayError, invalid
 
 T = TypeVar("T")
+
+
+def parse(text: str, source: str, param: str | None = None) -> dict[str, Any]:
+    """Return the tables of a TOML text; HeadwayError names the ``source`` of what is none."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = f"{source} is not TOML: {error}"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param=param) from error
+    except RecursionError as error:
+        message = f"{source} has tables or lists in too many others: it needs three levels"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param=param) from error
 
 
 def read(kind: type[T], table: Any, name: str = "") -> T:

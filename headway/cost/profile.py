@@ -7,7 +7,6 @@ output no longer grows (``headway.cost.velocity``). ``headway/profiles/`` holds 
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
@@ -17,7 +16,7 @@ from headway.cost.buckets import BUCKET_NAMES
 from headway.cost.pass_time import PassTime
 from headway.cost.schema import MAKE_ONE, Profile
 from headway.errors import Code, HeadwayError
-from headway.tables import number, read, refuse_others
+from headway.tables import number, parse, read, refuse_others
 
 __all__ = [
     "MAKE_ONE",
@@ -67,11 +66,9 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 def parse_profile(text: str, source: str) -> Profile:
     """Return the profile in a TOML text; HeadwayError names ``source`` and what is wrong."""
+    table = parse(text, f"profile {source}", "profile")
     try:
-        return _profile(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        message = f"profile {source} is not TOML: {error}"
-        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="profile") from error
+        return _profile(table)
     except HeadwayError as error:
         message = f"profile {source}: {error.message}; correct it, or make one with {MAKE_ONE}"
         raise HeadwayError(error.code, message, param=error.param) from error

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import asdict
 from pathlib import Path
 
 from headway.errors import Code, HeadwayError
 from headway.sim.hop_costs import HopCosts
-from headway.tables import read
+from headway.tables import parse, read
 
 
 def hops_text(hops: HopCosts) -> str:
@@ -19,8 +18,10 @@ def hops_text(hops: HopCosts) -> str:
 
 def load_hops(path: Path) -> HopCosts:
     """Return the costs in a file; HeadwayError for one that cannot be read."""
+    source = f"hop costs {path}"
     try:
-        return read(HopCosts, tomllib.loads(path.read_text("utf-8")), f"hop costs {path}")
+        text = path.read_text("utf-8")
     except (OSError, ValueError) as error:
-        message = f"hop costs {path} cannot be read: {error}"
+        message = f"{source} cannot be read: {error}"
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="hops") from error
+    return read(HopCosts, parse(text, source, "hops"), source)

@@ -5,7 +5,6 @@ Ready-made ones lie in ``headway/scenarios/``; each is an example of the format.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -30,7 +29,7 @@ from headway.sim.planning import HEADWAY
 from headway.sim.spec import Autoscaling
 from headway.sim.worker import InstanceSpec
 from headway.sim.workload import SloLimits, Workload, parse_workload
-from headway.tables import number, read, refuse_others, tables, whole
+from headway.tables import number, parse, read, refuse_others, tables, whole
 
 _TABLES = (
     "name",
@@ -133,8 +132,9 @@ def parse_scenario(
 
     ``autoscales``: its pools will follow the load, also if it does not say so.
     """
+    table = parse(text, f"scenario {source}", "scenario")
     try:
-        scenario = _scenario(tomllib.loads(text), folder)
+        scenario = _scenario(table, folder)
         require_known(
             scenario.failures,
             scenario.conditions.instances,
@@ -142,9 +142,6 @@ def parse_scenario(
             may_grow=autoscales or scenario.conditions.autoscaling is not None,
         )
         return scenario
-    except tomllib.TOMLDecodeError as error:
-        message = f"scenario {source} is not TOML: {error}"
-        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="scenario") from error
     except HeadwayError as error:
         message = f"scenario {source}: {error.message}"
         raise HeadwayError(error.code, message, param=error.param) from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headway.errors import Code, HeadwayError, invalid
+from headway.tables import parse
 from services.local.options import ClusterModel, WorkerCounts
 from services.local.service_flags import parse_service_flags
 from services.runtime.rooms import model_folder
@@ -39,12 +39,13 @@ def find_models_file(texts: Sequence[str]) -> tuple[str, list[str]]:
 def read_models(file: str) -> tuple[ClusterModel, ...]:
     """Return the models of a file; INVALID_ARGUMENT names the key, its value and the limit."""
     try:
-        found = tomllib.loads(Path(file).read_text("utf-8"))
+        text = Path(file).read_text("utf-8")
     except OSError as error:
         message = f"{file} cannot be read ({error.strerror}): give a file of [[model]] tables"
         raise HeadwayError(Code.INVALID_ARGUMENT, message) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise HeadwayError(Code.INVALID_ARGUMENT, f"{file} is not TOML: {error}") from error
+    found = parse(text, file)
     for key in found:
         if key != "model":
             raise invalid(f"a key of {file}", key, "model, as in [[model]]")

@@ -97,6 +97,7 @@ def model(**keys: object) -> str:
         ("", "the number of [[model]] tables in models.toml is 0; it must be 1 to 16"),
         ("[model]\nname = 'a'", "the number of [[model]] tables"),
         ("[[model]", "models.toml is not TOML"),
+        ("x = " + "[" * 5000 + "]" * 5000, "models.toml has tables or lists in too many others"),
         ("[[models]]", "a key of models.toml is 'models'; it must be model"),
         (model(name=None), "name of model 1 of models.toml is ''"),
         (model(path=None), "path of model 1 of models.toml is ''"),
