@@ -167,6 +167,34 @@ def test_whoever_waits_for_a_unit_that_dies_is_anybodys_in_the_same_look() -> No
     assert sent_to(scheduler, 3) == UnitId("b", 0)
 
 
+def test_nobody_is_said_to_wait_for_a_unit_that_has_died() -> None:
+    scheduler = two_with_one_warm()
+    ask(scheduler, 2, 7, LENGTH + MORE)
+    ask(scheduler, 3, 7)
+    (held,) = scheduler.core.status().pools[0].held
+    assert held[0] == "r3"
+    ask(scheduler, 4, 9, 5000)  # b is busy: no look has an instance that could be given anything
+    scheduler.wait(0.06)
+    assert sent_to(scheduler, 4) == UnitId("b", 0)
+    scheduler.kill("a")
+    assert sent_to(scheduler, 3) is None
+    assert scheduler.core.status().pools[0].held == ()
+
+
+def test_who_was_held_counts_for_flow_control_once_nobody_holds_its_prompt() -> None:
+    scheduler = two_with_one_warm()
+    ask(scheduler, 2, 7, LENGTH + MORE)
+    ask(scheduler, 3, 7)
+    ask(scheduler, 4, 9, 5000)
+    scheduler.wait(0.06)
+    scheduler.kill("a")
+    scheduler.accept("b")
+    for _ in range(10):  # b has room, but not for a prompt of this length
+        scheduler.end_forward("b", after=0.2, running=1, kv_tokens=5000, free=100)
+    assert sent_to(scheduler, 3) is None
+    assert scheduler.core.status().pools[0].longest_wait_cycles > 0
+
+
 def test_who_waits_for_its_unit_holds_up_nobody() -> None:
     scheduler = two_with_one_warm()
     ask(scheduler, 2, 7, LENGTH + MORE)

@@ -22,7 +22,7 @@ from headway.cost.costs import Constant, Costs
 from headway.policies.answer import Answer
 from headway.policies.dispatch.prefix_hits import Hit, Matches
 from headway.policies.dispatch.prompt_units import PromptUnit, PromptUnits
-from headway.policies.dispatch.protocol import InstanceLoad, OwnUnit, Turn, Waiting
+from headway.policies.dispatch.protocol import NOBODY, InstanceLoad, OwnUnit, Turn, Waiting
 from headway.policies.dispatch.sbs import TOP_UP, SbsParams, StaggeredBatch, can_take
 from headway.policies.readers import chosen
 from headway.request import StreamKey
@@ -103,6 +103,8 @@ class WarmStaggeredBatch(StaggeredBatch):
         """Remove an instance; who waits for it is anybody's."""
         super().leave(worker_id)
         self._table.forget(worker_id)
+        held = self.held.items()
+        self.held = {key: own for key, own in held if own.unit.worker_id != worker_id}
 
     # --- turns ------------------------------------------------------------------------
 
@@ -117,7 +119,10 @@ class WarmStaggeredBatch(StaggeredBatch):
         """Return turns of own units, and SBS's for everybody else."""
         self._recheck_at = inf
         ready = {load.worker_id: load for load in loads if self._takes_own(load, now)}
-        if not ready or not any(map(self._telling, waiting)):
+        if not ready:  # as nobody can go, those held stay so
+            return super().turns(loads, num_waiting, now=now, waiting=waiting)
+        if not any(map(self._telling, waiting)):
+            self.held = NOBODY
             return super().turns(loads, num_waiting, now=now, waiting=waiting)
         self._table.update(loads)
         self._barred = self._ownerless(loads)
