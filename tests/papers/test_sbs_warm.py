@@ -16,6 +16,7 @@ from headway.core.scheduler.events import SendToWorker
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.cost.costs import Costs
 from headway.messages import Dispatch
+from headway.service_class import ServiceClass, Standing
 from services.scheduler.explanations import decision_line
 from tests.fakes.scheduler_text import SchedulerHarness, make_info, make_request
 
@@ -230,6 +231,24 @@ def test_of_dp_units_the_own_one_is_meant() -> None:
         ask(scheduler, number + 11, number)
         assert sent_to(scheduler, number + 11) == first[number]
         serve(scheduler, "a")
+
+
+BATCH = ServiceClass("batch", yields=True)
+
+
+@pytest.mark.parametrize("flood", [Standing("flood"), Standing("victim", service=BATCH)])
+def test_a_flood_of_cached_prompts_keeps_nobody_else_out_of_a_look(flood: Standing) -> None:
+    scheduler = two_with_one_warm()
+    for name, kind in ((2, 8), (3, 9)):
+        ask(scheduler, name, kind, 5000)  # both are busy
+        scheduler.wait(0.2)
+    for number in range(10, 40):
+        cached = replace(make_request(number), prompt_token_ids=prompt(7, LENGTH + 500))
+        scheduler.post(replace(cached, standing=flood, arrival_at=scheduler.now))
+    scheduler.submit(50, 30, standing=Standing("victim"), arrival_at=scheduler.now)
+    for worker in "ab":
+        serve(scheduler, worker)
+    assert sent_to(scheduler, 50) is not None
 
 
 def test_a_small_hit_is_no_reason_to_go_anywhere() -> None:

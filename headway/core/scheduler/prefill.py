@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import cast
@@ -18,13 +18,13 @@ from headway.core.scheduler.prefixes import Prefixes
 from headway.core.scheduler.state import SchedulerState
 from headway.core.scheduler.unit_tenants import UnitTenants
 from headway.core.scheduler.window import Yielding
-from headway.core.scheduler.windows import Group, TenantWindows, heads
+from headway.core.scheduler.windows import Group, TenantWindows, heads, whose
 from headway.cost.costs import Constant, Source
 from headway.errors import Code
 from headway.messages import Admission, Dispatch, EndForward, Rejected, Snapshot, UnitBatch
 from headway.policies import registry
 from headway.policies.dispatch import Dispatching, InstanceLoad, Turn
-from headway.policies.dispatch.protocol import FindMatches, OwnUnit, SlidingMean
+from headway.policies.dispatch.protocol import FindMatches, OwnUnit, SlidingMean, Waiting
 from headway.policies.packing import NO_HITS, Assigned, Hits, Packing, Room
 from headway.policies.readers import GammaReader, constants_of
 from headway.request import Request
@@ -89,6 +89,7 @@ class PrefillPool:
         self._prefixes = Prefixes() if settings.prefix_hits else None
         if self._prefixes is not None:
             self._dispatching.matches = cast("FindMatches", self._prefixes.matches)
+        self._dispatching.whose = cast("Callable[[Waiting], Hashable]", whose)
         self._tenants = UnitTenants(state, self.window)
         self.window.in_service = self._tenants.charged
         self._num_fruitless = 0

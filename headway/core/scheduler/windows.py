@@ -321,6 +321,11 @@ class TenantWindows:
                 self._owed[name] = max(0.0, self._owed[name] - entry.num_tokens)
 
 
+def whose(entry: Tracked) -> tuple[str, str]:
+    """Return whom a request counts for: its tenant, and the name of its class, "" for none."""
+    return entry.tenant, entry.service.name if entry.service is not None else ""
+
+
 def heads(
     legacy: Sequence[Tracked], new: Sequence[Tracked], num_tokens: int
 ) -> tuple[list[Tracked], list[Tracked]]:
@@ -333,11 +338,9 @@ def heads(
     for entries in (legacy, new):
         groups.append([])
         for entry in entries:
-            service = entry.service
-            whose = entry.tenant, service.name if service is not None else ""
-            tokens = left.get(whose, _MOST_CHUNKS * num_tokens)
+            tokens = left.get(whose(entry), _MOST_CHUNKS * num_tokens)
             if tokens > 0:
-                left[whose] = tokens - max(1, entry.num_tokens)
+                left[whose(entry)] = tokens - max(1, entry.num_tokens)
                 groups[-1].append(entry)
     return groups[0], groups[1]
 

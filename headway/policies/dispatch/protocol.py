@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, inf, isfinite
 from types import MappingProxyType
@@ -226,6 +226,8 @@ class Dispatching(ABC):
         self._latencies = SlidingMean(window, 0.0, most=MOST_SECONDS)
         self.matches: FindMatches = lambda entry: None
         """Set by its caller, if the policy reads prefixes and they are known."""
+        self.whose: Callable[[Waiting], Hashable] = lambda entry: None
+        """Returns whom a request counts for, its tenant and class; set by its caller."""
         self.held: Mapping[StreamKey, OwnUnit] = NOBODY
         """Requests that wait for one unit, as of the last turns: they hold up nobody."""
 

@@ -11,8 +11,9 @@ through, and those by which it delays all who decode there, which count ``w`` ti
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heapreplace
 from math import inf
 from typing import ClassVar
 
@@ -133,11 +134,11 @@ class WarmStaggeredBatch(StaggeredBatch):
         if not (look.own or look.held) and look.is_complete:
             return super().turns(loads, num_waiting, now=now, waiting=waiting)
         rest: list[Turn] = []
+        place = {entry.key: number for number, entry in enumerate(waiting)}
         if look.free:
-            free = look.free.values()
+            free = sorted(look.free.values(), key=lambda entry: place[entry.key])
             rest = super().turns(loads, len(free), now=now, waiting=free)
         lone = {load.worker_id for load in ready.values() if load.is_lone}
-        place = {entry.key: number for number, entry in enumerate(waiting)}
         shared = []
         for turn in rest:
             # Neither its own nor anybody's starve the other where they share a chunk.
@@ -159,10 +160,10 @@ class WarmStaggeredBatch(StaggeredBatch):
     def _judge_all(
         self, waiting: Iterable[Waiting], ready: Mapping[str, InstanceLoad], now: float
     ) -> _Look:
-        """Judge who waits, in order, until those that may go would fill the ready units."""
+        """Judge who waits, in turn, until those that may go would fill the ready units."""
         look = _Look()
         left = float(_MOST_CHUNKS * sum(load.chunk_tokens for load in ready.values()))
-        for entry in waiting:
+        for entry in self._in_turn(waiting):
             matches = self._telling(entry)
             if left <= 0:
                 look.is_complete = matches is None and not (look.own or look.held)
@@ -174,6 +175,26 @@ class WarmStaggeredBatch(StaggeredBatch):
                 look.free[entry.key] = entry
                 left -= entry.num_tokens
         return look
+
+    def _in_turn(self, waiting: Iterable[Waiting]) -> Iterator[Waiting]:
+        """Yield each tenant's and class's by arrival: next whose prompts had the fewest tokens.
+
+        So nobody's flood keeps others out of a look. Who of them goes first is the window's to say.
+        """
+        queues: dict[Hashable, list[Waiting]] = {}
+        for entry in waiting:
+            queues.setdefault(self.whose(entry), []).append(entry)
+        turns = [(0, number, iter(those)) for number, those in enumerate(queues.values())]
+        while len(turns) > 1:
+            num_tokens, number, those = turns[0]
+            following = next(those, None)
+            if following is None:
+                heappop(turns)
+                continue
+            yield following
+            heapreplace(turns, (num_tokens + following.num_tokens, number, those))
+        for _, _, those in turns:
+            yield from those
 
     def _judge(
         self,
