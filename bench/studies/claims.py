@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
@@ -139,7 +141,13 @@ def run_all(work: Callable[[T], R], jobs: Iterable[T], num_processes: int) -> li
 def run_each(work: Callable[[T], R], jobs: Iterable[T], num_processes: int) -> Iterator[R]:
     """Yield what ``work`` makes of every job, in order and as soon as it is known."""
     if num_processes <= 1:
-        yield from map(work, jobs)
+        yield from map(partial(_and_collect, work), jobs)
         return
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(work, jobs)
+        yield from pool.map(partial(_and_collect, work), jobs)
+
+
+def _and_collect(work: Callable[[T], R], job: T) -> R:
+    """Work, and free the cycles of the run before: during a run they are searched for seldom."""
+    gc.collect()
+    return work(job)
