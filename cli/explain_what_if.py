@@ -107,7 +107,7 @@ def read_times(answer: Any) -> ReplayedTimes:
             found["ttft"],
             found["total"],
             int(answer["num_requests"]),
-            f"{workers}, costs {_source(str(answer['profile']))}",
+            f"{workers}, nothing cached, costs {_source(str(answer['profile']))}",
             str(answer["preset"]),
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:

@@ -50,6 +50,6 @@ def teach(policy: object, costs: Costs) -> None:
 
 
 def constants_of(*policies: object) -> tuple[Constant, ...]:
-    """Return the constants that decisions of these policies use now."""
+    """Return the constants that decisions of these policies use now, each once."""
     readers = (policy for policy in policies if isinstance(policy, CostReader))
-    return tuple(constant for reader in readers for constant in reader.constants())
+    return tuple(dict.fromkeys(each for reader in readers for each in reader.constants()))

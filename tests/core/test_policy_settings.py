@@ -49,6 +49,15 @@ def test_what_is_known_of_the_instances_reaches_those_who_ask_alone() -> None:
     assert not constants_of(policy_settings(PRESETS["pascal"], costs).make_batching())
 
 
+def test_a_constant_that_two_policies_use_is_named_once() -> None:
+    costs = Costs(prefill_per_token=1e-4)
+    policies = [registry.make("dispatch", "sbs-warm") for _ in range(2)]
+    for each in policies:
+        teach(each, costs)
+    names = [constant.name for constant in constants_of(*policies)]
+    assert names.count("prompt token") == 1
+
+
 def test_the_presets_word_stands_over_what_is_known() -> None:
     slow = PRESETS["sbs"].but({}, {"dispatch": {"default_pass_time": 0.4}})
     found = policy_settings(slow, Costs(first_pass=0.2))
