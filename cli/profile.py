@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench.calibrate.model import with_velocities
 from headway.cost.fit import fit_pass_time
+from headway.cost.pass_time import GATES, SLOWEST_UNIT
 from headway.cost.passes import parse_passes
 from headway.cost.profile import load_profile, profile_names, profile_text, save_profile
 from headway.errors import Code, HeadwayError
@@ -29,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--like", required=True, metavar="PROFILE", help="where all but times comes from")
     add("--name", default="", help="of the new profile")
     add("--origin", default="", metavar="TEXT", help="where the passes were measured, and how")
-    add("--gate", default="slowest-unit", help="what DP units wait for: slowest-unit or each-term")
+    add("--gate", default=SLOWEST_UNIT, help=f"what DP units wait for: {', '.join(GATES)}")
     add("--out", type=Path, metavar="FILE", help="write the profile")
     fit.set_defaults(run=fit_one)
 

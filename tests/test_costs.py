@@ -9,7 +9,7 @@ import pytest
 
 from headway.cluster import Role
 from headway.cost.costs import Costs, Source
-from headway.cost.pass_time import EACH_TERM, PassTime, Share
+from headway.cost.pass_time import GATES, PassTime, Share
 from headway.cost.profile import load_profile
 from headway.cost.running_fit import BLOCK, RunningFit
 from tests.fakes.pass_times import TRUE
@@ -66,7 +66,7 @@ def test_terms_that_no_pass_has_stay_the_profiles() -> None:
     assert fit.knows_decode
 
 
-@pytest.mark.parametrize("gate", ["slowest-unit", EACH_TERM])
+@pytest.mark.parametrize("gate", GATES)
 def test_units_in_lock_step_count_as_their_gate_says(gate: str) -> None:
     true = PassTime(0.01, 1e-4, 1e-3, 1e-7, gate=gate)
     rng, fit = random.Random(3), RunningFit(true)

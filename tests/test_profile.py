@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.cost.fit import MeasuredPass, fit_pass_time
-from headway.cost.pass_time import EACH_TERM, PassTime, Share
+from headway.cost.pass_time import ALL_UNITS, EACH_TERM, GATES, PassTime, Share
 from headway.cost.profile import (
     Profile,
     load_profile,
@@ -21,7 +21,7 @@ from headway.cost.profile import (
     profile_text,
     save_profile,
 )
-from headway.cost.velocity import prefill_velocity
+from headway.cost.velocity import Memory, decode_velocity, prefill_velocity
 from headway.errors import HeadwayError
 from headway.sim.solo import SoloTime
 from tests.fakes.pass_times import TRUE
@@ -49,6 +49,29 @@ def test_gated_units_wait_for_the_greatest_of_each_term() -> None:
     assert gated.lock_step(shares) == gated.seconds(0, 0, 20, 90_000)
 
 
+def test_units_that_share_their_work_wait_for_all_of_it() -> None:
+    shared = replace(TRUE, gate=ALL_UNITS)
+    shares = [Share(1000, 500), Share(200, 0, 20, 90_000)]
+    assert shared.lock_step(shares) == shared.seconds(1200, 500, 20, 90_000)
+
+
+def test_velocities_of_units_that_share_their_work_count_all_of_it() -> None:
+    shared = replace(TRUE, gate=ALL_UNITS)
+    memory = Memory(kv_capacity_tokens=10_000, chunk_tokens=1000, max_batch=8, num_units=4)
+    assert prefill_velocity(shared, memory) == 4000 / shared.seconds(4000, 0, 0, 0)
+    whole = shared.seconds(0, 0, 4 * 8, 4 * 8 * 550)
+    assert decode_velocity(shared, memory, 500, 100) == 4 * 8 * 600 / (100 * whole)
+
+
+def test_the_passes_of_sbs_own_table_are_met() -> None:
+    """3 instances of 8 units: requests/s, tokens of a chunk, and how full chunks are (Table 1)."""
+    profile = load_profile("deepseek-v3-h800-prefill-dp8-all-units")
+    for per_s, chunk, used in ((57, 3072, 0.5183), (70, 3072, 0.887), (70, 5120, 0.53), (79, 5120, 0.88)):
+        said = 3 * 8 * chunk * used / (per_s * 1024)
+        tokens = [Share(round(chunk * used))] * 8
+        assert profile.pass_time.lock_step(tokens) == pytest.approx(said, rel=0.03)
+
+
 def test_nothing_to_run_takes_no_time() -> None:
     assert TRUE.lock_step([]) == 0.0
 
@@ -67,6 +90,7 @@ def test_the_papers_set_ups_are_ready_made() -> None:
         "codellama-34b-h100",
         "deepseek-v3-h800-decode-dp32",
         "deepseek-v3-h800-prefill-dp8",
+        "deepseek-v3-h800-prefill-dp8-all-units",
         "llama-70b-tp4-h100",
         "llama-8b-a100",
         "llama-8b-h100",
@@ -115,6 +139,7 @@ def test_an_estimated_prefill_velocity_is_what_the_pass_time_says(name: str) -> 
 GEOMETRY = {
     "codellama-34b-h100": (48, 64 * 128, 33.7e9),
     "deepseek-v3-h800-prefill-dp8": (61, 128 * (192 + 128) / 2, 37e9),
+    "deepseek-v3-h800-prefill-dp8-all-units": (61, 128 * (192 + 128) / 2, 37e9),
     "llama-70b-tp4-h100": (80, 64 * 128, 70.6e9),
     "llama-8b-a100": (32, 32 * 128, 8.03e9),
     "llama-8b-h100": (32, 32 * 128, 8.03e9),
@@ -258,7 +283,7 @@ def test_noisy_passes_give_the_model_and_say_how_noisy_they_were() -> None:
     assert 0.9 < fit.r_squared < 1
 
 
-@pytest.mark.parametrize("gate", ["slowest-unit", "each-term"])
+@pytest.mark.parametrize("gate", GATES)
 def test_units_in_lock_step_are_fitted_by_their_gate(gate: str) -> None:
     true = replace(TRUE, gate=gate)
     fit = fit_pass_time(passes(true, units=4), gate=gate)

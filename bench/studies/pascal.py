@@ -49,7 +49,7 @@ HEAVY = f"{SCENARIO}, half with long reasoning and short answers"
 HEAVY_RATE = 4.5
 RATES = (3.0, 5.0, 6.0, 7.0)
 BUSY = 6.0
-BOUNDARY_RATES = (5.0, BUSY)
+BOUNDARY_RATES = (5.0, BUSY, 7.5)
 NUM_REQUESTS = 1000
 _BIN = 256
 _LEAST_OF_BIN = 5
@@ -58,12 +58,14 @@ _PACE = 0.1
 FCFS, RR, OURS = "fcfs", "rr", "pascal"
 STAYS, ALWAYS = "pascal without migration", "pascal without the adaptive rule"
 FROM_FULL = "pascal, answers leave full units only"
+LEAST_KV = "pascal, answers to the least KV"
 SYSTEMS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         OURS: {},
         STAYS: {"migrates": False},
         ALWAYS: {"adaptive": False},
         FROM_FULL: {"from_full": True},
+        LEAST_KV: {"fewest": "kv"},
     }
 )
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cost.pass_time import SLOWEST_UNIT, PassTime, Share
+from headway.cost.pass_time import ALL_UNITS, SLOWEST_UNIT, PassTime, Share
 from headway.errors import invalid, require_between
 
 TERMS = (
@@ -63,12 +63,13 @@ class Fit:
 def fit_pass_time(passes: Sequence[MeasuredPass], *, gate: str = SLOWEST_UNIT) -> Fit:
     """Return the coefficients that fit the passes best; a term that no pass has stays 0.
 
-    Units in lock-step are fitted on the greatest of each term (``each-term``), or on the unit
-    that is slowest under the model so far, until it settles (``slowest-unit``). HeadwayError for
+    Units in lock-step are fitted on the greatest of each term (``each-term``), on their sums
+    (``all-units``), or on the unit that is slowest under the model so far, until it settles
+    (``slowest-unit``). HeadwayError for
     too few passes, times that are no times, and passes too alike to tell the terms apart.
     """
     seconds = _checked(passes)
-    rows = _greatest(passes)
+    rows = _rows(passes, gate)
     terms = (0, *(t for t in range(1, len(TERMS)) if rows[:, t].any()))
     weights = 1.0 / seconds
     _require_tellable(rows * weights[:, None], terms)
@@ -106,9 +107,10 @@ def _checked(passes: Sequence[MeasuredPass]) -> NDArray[np.float64]:
     return np.array([p.seconds for p in passes])
 
 
-def _greatest(passes: Sequence[MeasuredPass]) -> NDArray[np.float64]:
-    """A row a pass: 1, then the greatest of each term over the units."""
-    return np.array([[1.0, *(max(t) for t in zip(*p.shares, strict=True))] for p in passes])
+def _rows(passes: Sequence[MeasuredPass], gate: str) -> NDArray[np.float64]:
+    """A row a pass: 1, then each term's greatest over the units, or its sum."""
+    of_units = sum if gate == ALL_UNITS else max
+    return np.array([[1.0, *(of_units(t) for t in zip(*p.shares, strict=True))] for p in passes])
 
 
 def _slowest(model: PassTime, shares: Sequence[Share]) -> Share:

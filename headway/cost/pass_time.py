@@ -10,7 +10,8 @@ from headway.errors import invalid, require_between
 
 SLOWEST_UNIT = "slowest-unit"
 EACH_TERM = "each-term"
-GATES = (SLOWEST_UNIT, EACH_TERM)
+ALL_UNITS = "all-units"
+GATES = (SLOWEST_UNIT, EACH_TERM, ALL_UNITS)
 MOST_SECONDS = 3600.0
 
 
@@ -35,6 +36,7 @@ class PassTime:
     e (attention of a chunk over what came before it); each 0 to 3600 s. ``gate``: what units in
     lock-step wait for. ``slowest-unit``: the unit with the longest pass. ``each-term``: the
     greatest of each term, because units meet several times within a pass (expert parallelism).
+    ``all-units``: the work of all together, which their devices share (experts of them all).
     """
 
     base: float
@@ -69,4 +71,10 @@ class PassTime:
             return 0.0
         if self.gate == EACH_TERM:
             return self.seconds(*(max(term) for term in zip(*shares, strict=True)))
-        return max(self.seconds(*share) for share in shares)
+        return max(self.seconds(*share) for share in self.awaited(shares))
+
+    def awaited(self, shares: Sequence[Share]) -> Sequence[Share]:
+        """Return the shares of which a pass waits for the slowest; one of all units together."""
+        if self.gate == ALL_UNITS:
+            return [Share(*(sum(term) for term in zip(*shares, strict=True)))]
+        return shares

@@ -76,7 +76,8 @@ class RunningFit:
             return shares[0]
         if self.pass_time.gate == EACH_TERM:
             return Share(*(max(term) for term in zip(*shares, strict=True)))
-        return max(shares, key=lambda share: (self.pass_time.seconds(*share), share))
+        awaited = self.pass_time.awaited(shares)
+        return max(awaited, key=lambda share: (self.pass_time.seconds(*share), share))
 
     def _fold(self) -> None:
         rows = np.array(self._rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.cost.buckets import NUM_BUCKETS, Buckets
-from headway.cost.pass_time import PassTime
+from headway.cost.pass_time import ALL_UNITS, PassTime
 from headway.errors import Code, HeadwayError, require_between, require_over
 
 
@@ -26,7 +26,7 @@ class Memory:
 def prefill_velocity(pass_time: PassTime, memory: Memory) -> float:
     """Return V_P, tokens/s: full chunks one after the other, on every unit."""
     chunk = memory.chunk_tokens
-    return memory.num_units * chunk / pass_time.seconds(chunk, 0, 0, 0)
+    return memory.num_units * chunk / _seconds(pass_time, memory, chunk, 0, 0, 0)
 
 
 def decode_velocity(pass_time: PassTime, memory: Memory, num_input: int, num_output: int) -> float:
@@ -38,8 +38,14 @@ def decode_velocity(pass_time: PassTime, memory: Memory, num_input: int, num_out
     size = num_input + num_output
     batch = min(memory.max_batch, memory.kv_capacity_tokens / size)
     kv_tokens = batch * (num_input + num_output / 2)
-    seconds = pass_time.seconds(0, 0, batch, kv_tokens)
+    seconds = _seconds(pass_time, memory, 0, 0, batch, kv_tokens)
     return memory.num_units * batch * size / (num_output * seconds)
+
+
+def _seconds(pass_time: PassTime, memory: Memory, *share: float) -> float:
+    """Return the seconds of a pass in which every unit has this share."""
+    num_shares = memory.num_units if pass_time.gate == ALL_UNITS else 1
+    return pass_time.seconds(*(num_shares * term for term in share))
 
 
 def decode_velocities(pass_time: PassTime, memory: Memory, buckets: Buckets) -> tuple[float, ...]:

@@ -189,7 +189,8 @@ class Device:
         if self._pass_time.gate == EACH_TERM:
             lines = [(per_token * s.kv_tokens, per_token * s.batch) for s in shares]
         else:
-            lines = [(self._pass_time.seconds(*s), per_token * s.batch) for s in shares]
+            awaited = self._pass_time.awaited(shares)
+            lines = [(self._pass_time.seconds(*s), per_token * s.batch) for s in awaited]
         value, growth = max(lines)
         num_valid = MOST_STEPS
         for other, other_growth in lines:

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.cost.costs import Costs
 from headway.errors import HeadwayError
 from headway.policies.batching.chats_first import ChatsFirst
 from headway.policies.batching.hrrn import Hrrn, HrrnParams
 from headway.policies.batching.lpm import Lpm, LpmParams
+from headway.policies.batching.qoserve import Qoserve, QoserveParams
 from headway.policies.batching.shortest_prefix import ShortestPrefix, ShortestPrefixParams
 from headway.policies.batching.slo_deadline import SloDeadline, SloDeadlineParams
 from headway.policies.batching.slo_queue import SloQueue
@@ -109,6 +111,39 @@ def test_a_deadline_queue_goes_by_class_and_lets_who_runs_run() -> None:
         ],
     )
     assert found == [4, 2, 3, 1]
+
+
+def test_qoserve_decodes_first_and_orders_prompts_by_deadline_and_what_is_left() -> None:
+    decoding = Queued(1, 50.0, decoding=True)
+    # Due at 1 + 0.8, at 2 + 0.8, and at 0.5 + 1 + 8 s.
+    chat, reasons = Queued(2, 0.0), Queued(3, 0.0, reasons=True)
+    long = Queued(4, 0.5, num_prompt_tokens=1000)
+    half_done = Queued(5, 0.5, num_prompt_tokens=1000, attained_tokens=900, running=True)
+    queued = [long, reasons, chat, decoding, half_done]
+    assert served(Qoserve(), queued) == [1, 2, 5, 3, 4]
+    earliest = Qoserve(QoserveParams(alpha=0.0))
+    assert served(earliest, queued) == [1, 2, 4, 5, 3]
+
+
+def test_qoserve_takes_the_time_of_an_unread_answer_off_its_limit() -> None:
+    short = Queued(1, 0.0, is_read=False, predicted_remaining=100.0)
+    long = Queued(2, 1.0, is_read=False, predicted_remaining=500.0)
+    assert served(Qoserve(), [short, long]) == [2, 1]
+
+
+def test_qoserve_relegates_for_good_who_cannot_be_in_time_and_has_not_begun() -> None:
+    policy = Qoserve()
+    policy.learn(Costs(prefill_per_token=0.01))
+    late, begun = Queued(1, 0.0), Queued(2, 0.0, running=True)
+    again, fresh = Queued(3, 0.0, num_output_tokens=5), Queued(4, 0.9)
+    assert policy.rank(late, now=-0.1).until_at == pytest.approx(0.0)  # 1 s less 100 tokens' time
+    queued = [late, begun, again, fresh]
+    assert served(policy, queued, now=0.5) == [2, 3, 4, 1]
+    assert served(policy, [late, fresh], now=-5.0) == [4, 1]
+    policy.forget(late.key)
+    assert served(policy, [late, fresh], now=-5.0) == [1, 4]
+    untold = Qoserve()
+    assert served(untold, queued, now=0.5) == [1, 2, 3, 4]
 
 
 @given(

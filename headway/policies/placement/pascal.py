@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.blocks import blocks_for
-from headway.bounds import Bounded, between
+from headway.bounds import Bounded, between, one_of
 from headway.policies.answer import Answer
 from headway.policies.placement.greedy import by_arrival, place_greedily
 from headway.policies.placement.protocol import (
@@ -19,16 +19,21 @@ from headway.policies.placement.protocol import (
 )
 
 
+_REASONING, _KV = "reasoning", "kv"
+
+
 @dataclass(frozen=True, slots=True)
 class PascalPlacementParams(Bounded):
     """``migrates``: whether answers may be given elsewhere than where the reasoning was.
     ``adaptive``: whether a request stays where there is room, if the chosen unit has none.
-    ``from_full``: whether an answer leaves only a unit that has no room for it.
+    ``fewest``: what an answer's unit has the least of: ``reasoning`` requests, as Algorithm 2 is
+    printed, or ``kv``. ``from_full``: whether an answer leaves only a unit that has no room for it.
     ``headroom``: the share of a unit's blocks that must stay free for it to have room.
     """
 
     migrates: bool = True
     adaptive: bool = True
+    fewest: str = one_of(_REASONING, _KV, default=_REASONING)
     from_full: bool = False
     headroom: float = between(0, 1, default=0.1)
 
@@ -36,12 +41,6 @@ class PascalPlacementParams(Bounded):
 def _first_choice(unit: DecodeUnit) -> tuple[float, ...]:
     """Algorithm 1: units where no reader waits, then the least KV in device and host memory."""
     return float(not unit.is_on_schedule), unit.load_tokens
-
-
-def _score(unit: DecodeUnit, here: DecodeUnit, *, counts_fresh: bool = False) -> tuple[float, ...]:
-    """Algorithm 2: the fewest that reason, the least KV, the present unit."""
-    busy = unit.num_reasoning + (unit.num_fresh_answering if counts_fresh else 0)
-    return busy, unit.load_tokens, unit.unit != here.unit
 
 
 class PascalPlacement(Placement):
@@ -64,7 +63,7 @@ class PascalPlacement(Placement):
     ) -> Sequence[tuple[float, ...]]:
         """Return what Algorithm 1 compares, or Algorithm 2 for an answer."""
         if here is not None:
-            return [_score(unit, here) for unit in units]
+            return [self._score(unit, here) for unit in units]
         return [_first_choice(unit) for unit in units]
 
     def boundary(
@@ -76,20 +75,32 @@ class PascalPlacement(Placement):
         if self._params.from_full and self._takes(request, here, here):
             return None
         units = [unit for unit in units if unit.is_open or unit.unit == here.unit]
-        best = self._least_reasoning(units, here)
+        best = self._best(units, here)
         if self._params.adaptive and not self._takes(request, best, here):
             if self._takes(request, here, here):
                 return None
             able = [unit for unit in units if self._takes(request, unit, here)]
-            best = self._least_reasoning(able, here) if able else best
-        return None if best.unit == here.unit else Choice(request, best.unit, _score(best, here))
+            best = self._best(able, here) if able else best
+        if best.unit == here.unit:
+            return None
+        return Choice(request, best.unit, self._score(best, here))
 
-    def _least_reasoning(self, units: Sequence[DecodeUnit], here: DecodeUnit) -> DecodeUnit:
+    def _best(self, units: Sequence[DecodeUnit], here: DecodeUnit) -> DecodeUnit:
         """Algorithm 2: of the units where no reader waits, the one with the fewest that reason."""
         compliant = [unit for unit in units if unit.is_on_schedule]
         return min(
-            compliant or units, key=lambda u: (_score(u, here, counts_fresh=not compliant), u.unit)
+            compliant or units,
+            key=lambda u: (self._score(u, here, counts_fresh=not compliant), u.unit),
         )
+
+    def _score(
+        self, unit: DecodeUnit, here: DecodeUnit, *, counts_fresh: bool = False
+    ) -> tuple[float, ...]:
+        """Algorithm 2: the fewest that reason (or not), the least KV, the present unit."""
+        load = unit.load_tokens, unit.unit != here.unit
+        if self._params.fewest == _KV:
+            return load
+        return unit.num_reasoning + (unit.num_fresh_answering if counts_fresh else 0), *load
 
     def _takes(self, request: R, unit: DecodeUnit, here: DecodeUnit) -> bool:
         """Return whether the answer has room there; one that stays needs a block."""

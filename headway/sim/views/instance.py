@@ -273,7 +273,8 @@ class ViewInstance:
         if pass_time.gate == EACH_TERM:
             lines = [(per_token * kv, per_token * batch) for _, _, batch, kv in shares]
         else:
-            lines = [(pass_time.seconds(*s), per_token * s[2]) for s in shares]
+            awaited = pass_time.awaited([Share(*share) for share in shares])
+            lines = [(pass_time.seconds(*s), per_token * s.batch) for s in awaited]
         value, current.growth = max(lines)
         steeper = (line for line in lines if line[1] > current.growth)
         overtaken = (1 + int((value - v) / (growth - current.growth)) for v, growth in steeper)
