@@ -118,7 +118,10 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             pacing="token-pacer",
             burst="dual-signal",
             scaling="tokenscale",
-            params=_with(packing=MappingProxyType({"order": "readers"})),
+            params=_with(
+                dispatch=MappingProxyType({"passes": True}),
+                packing=MappingProxyType({"order": "readers"}),
+            ),
         ),
     }
 )

@@ -16,6 +16,7 @@ from headway.core.scheduler.events import SendToWorker
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.cost.costs import Costs
 from headway.messages import Dispatch
+from headway.policies.dispatch.protocol import UnitDebt
 from headway.service_class import ServiceClass, Standing
 from services.scheduler.explanations import decision_line
 from tests.fakes.scheduler_text import SchedulerHarness, make_info, make_request
@@ -372,3 +373,72 @@ def test_everybody_is_dispatched_once_whatever_is_shared(
         for request in batch.requests
     ]
     assert sorted(sent) == sorted(f"r{number}" for number in range(1, len(kinds) + 1))
+
+
+# --- who passes a long prompt -------------------------------------------------------------
+
+
+def busy_with_a_long_prompt(*, passes: bool = True) -> SchedulerHarness:
+    """One worker that computes 5,000 tokens in chunks of 600."""
+    scheduler = SchedulerHarness(replace(settings_of(), dispatch_params={"passes": passes}))
+    scheduler.connect(make_info("a", chunk=CHUNK, blocks=2000, max_len=20_000))
+    ask(scheduler, 1, 1, 5000)
+    scheduler.accept("a")
+    assert sent_to(scheduler, 1) == UnitId("a", 0)
+    return scheduler
+
+
+def test_short_prompts_pass_a_long_one_until_they_fill_a_chunk() -> None:
+    scheduler = busy_with_a_long_prompt()
+    for name in (2, 3, 4):
+        ask(scheduler, name, name, 200)
+    assert [sent_to(scheduler, name) for name in (2, 3, 4)] == [UnitId("a", 0)] * 3
+    ask(scheduler, 5, 5, 200)
+    assert sent_to(scheduler, 5) is None
+    scheduler.accept("a")
+    scheduler.end_forward("a", after=0.1, queued=4800, finished=(2, 3, 4))
+    assert sent_to(scheduler, 5) == UnitId("a", 0)
+
+
+def test_a_prompt_of_over_half_its_length_waits_behind_a_long_one() -> None:
+    scheduler = busy_with_a_long_prompt()
+    ask(scheduler, 2, 2, 2501)
+    assert sent_to(scheduler, 2) is None
+    ask(scheduler, 3, 3, 2500)  # and holds up nobody who would pass
+    assert sent_to(scheduler, 3) == UnitId("a", 0)
+
+
+def test_nobody_passes_unless_the_workers_order_lets_them() -> None:
+    scheduler = busy_with_a_long_prompt(passes=False)
+    ask(scheduler, 2, 2, 200)
+    assert sent_to(scheduler, 2) is None
+
+
+def test_a_prompt_that_is_done_is_passed_by_nobody() -> None:
+    scheduler = busy_with_a_long_prompt()
+    scheduler.end_forward("a", after=0.1, finished=(1,))
+    ask(scheduler, 2, 2, 700)
+    scheduler.accept("a")
+    ask(scheduler, 3, 3, 400)  # half of 5,000, but not of 700
+    assert sent_to(scheduler, 3) is None
+
+
+@given(
+    lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=8),
+    done=st.integers(0, 20_000),
+    chunk=st.integers(1, 5000),
+)
+def test_the_longest_that_may_pass_has_less_than_a_chunk_before_it(
+    lengths: list[int], done: int, chunk: int
+) -> None:
+    owed = max(0, sum(lengths) - done)
+    debt = UnitDebt(UnitId("a", 0), owed, len(lengths), 0, 0, prompts=sorted(lengths))
+
+    def ahead(num_tokens: int) -> int:
+        passed = sum(each for each in lengths if each >= 2 * num_tokens)
+        return max(owed - passed, min(owed, sum(lengths) - passed))
+
+    most = debt.passable(chunk)
+    assert 0 <= most <= max(lengths) // 2
+    assert not most or ahead(most) < chunk
+    assert all(ahead(n) >= chunk for n in (each // 2 for each in lengths) if n > most)

@@ -75,3 +75,22 @@ def test_in_an_overload_more_chats_are_read_in_time_and_more_answers_in_all() ->
 
 def test_the_preset_packs_readers_first() -> None:
     assert find_preset("headway").params["packing"] == {"order": "readers"}
+
+
+def test_short_prompts_pass_one_that_takes_many_passes() -> None:
+    """A long prompt fills the chunks of its instance for seconds; chats come meanwhile."""
+    chats = [SimRequest(f"r{n}", 0.5 + 0.2 * n, 500, 20) for n in range(10)]
+    requests = [SimRequest("long", 0.0, 60_000, 20), *chats]
+    ttft = {}
+    for passes in (False, True):
+        conditions = Conditions(
+            [(InstanceSpec(role, PROFILE), 1) for role in (Role.PREFILL, Role.DECODE)],
+            NetworkParams(PROFILE.link_bytes_per_s),
+            params={"dispatch": {"passes": passes}},
+        )
+        spec = cluster_spec(find_preset("headway"), conditions)
+        records = simulate(spec, iter(requests)).records
+        ttft[passes] = {each.request_id: each.ttft or 0.0 for each in records}
+    assert max(ttft[True][each.request_id] for each in chats) < 0.5
+    assert max(ttft[False][each.request_id] for each in chats) > 2.0
+    assert ttft[True]["long"] < 1.25 * ttft[False]["long"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from headway.cluster import Role, UnitId, UnitLoad, WorkerInfo
 from headway.core.scheduler.ahead import Foresight
 from headway.cost.schema import MEDIUM_TTFT_SLO, TPOT_SLO
 from headway.cost.velocity import convertible_velocity, reserved_tokens
-from headway.messages import Dispatch, LoadReport
+from headway.messages import Dispatch, LoadReport, UnitBatch
 from headway.policies.dispatch import InstanceLoad
 from headway.policies.dispatch.protocol import UnitDebt
 from headway.policies.packing import Room
@@ -75,6 +76,8 @@ class Instance:
         self.reported_at = -inf
         self._keys: dict[StreamKey, int] = {}  # with their units
         self._num_held = Counter[int]()  # by unit
+        self._prompts: dict[StreamKey, int] = {}  # uncached tokens, where it only prefills
+        self._lengths: dict[int, list[int]] = {}  # the same by unit, least first
         self.watchers: list[dict[str, None]] = []  # who keep views; ids of changed instances
         self._load: InstanceLoad | None = None
         self._left: list[tuple[int, int]] = []
@@ -122,6 +125,9 @@ class Instance:
         unit = self._keys.pop(key, None)
         if unit is not None:
             self._num_held[unit] -= 1
+            if (num_tokens := self._prompts.pop(key, None)) is not None:
+                lengths = self._lengths[unit]
+                del lengths[bisect_left(lengths, num_tokens)]
 
     def let_go(self, key: StreamKey) -> None:
         """Remove a request that has ended or is elsewhere."""
@@ -156,9 +162,18 @@ class Instance:
             num_cached = sum([cached.get(request.key, 0) for request in batch.requests])
             tokens[batch.unit] = sum(lengths) - num_cached
             blocks[batch.unit] = sum(blocks_for(n, self.info.block_size) for n in lengths)
+            if self.info.role is Role.PREFILL:
+                self._note_prompts(batch, cached)
         keys = frozenset(r.key for batch in dispatch.batches for r in batch.requests)
         self._flights[dispatch.dispatch_id] = _Flight(now, keys, tokens, blocks)
         self.changed()
+
+    def _note_prompts(self, batch: UnitBatch, cached: Mapping[StreamKey, int]) -> None:
+        lengths = self._lengths.setdefault(batch.unit, [])
+        for request in batch.requests:
+            num_tokens = request.num_tokens - cached.get(request.key, 0)
+            self._prompts[request.key] = num_tokens
+            insort(lengths, num_tokens)
 
     def accepted(self, dispatch_id: int, *, now: float) -> float | None:
         """Turn U_flight into R_queued; return the round trip (s), None if late or repeated."""
@@ -405,6 +420,7 @@ class Instance:
                 load.num_running,
                 (self.info.num_blocks - room.num_free_blocks) * room.block_size,
                 self.info.num_blocks * room.block_size,
+                self._lengths.get(load.unit, ()),
             )
             for room, load in zip(rooms, self.loads, strict=True)
         ]

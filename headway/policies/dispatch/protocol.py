@@ -42,6 +42,22 @@ class UnitDebt(NamedTuple):
     """KV that its requests use, or that their prompts will; what is merely cached is free."""
     kv_capacity: int = 1 << 62
     """KV that it has room for."""
+    prompts: Sequence[int] = ()
+    """Tokens of each prompt that a unit which only prefills was sent, without cached ones, least
+    first; those not known are left out."""
+
+    def passable(self, chunk_tokens: int) -> int:
+        """Return the longest prompt that has less than a chunk before it, if it passes others.
+
+        It passes prompts of twice its length or more. 0 if none would; tokens.
+        """
+        lengths, owed = self.prompts, self.num_tokens
+        longer, shorter = 0, sum(lengths)
+        for number in range(len(lengths) - 1, -1, -1):
+            longer, shorter = longer + lengths[number], shorter - lengths[number]
+            if max(owed - longer, min(owed, shorter)) < chunk_tokens:
+                return lengths[number] // 2
+        return 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from headway.policies.dispatch.protocol import Dispatching, Expiry, InstanceLoad
 from headway.policies.readers import CostReader, chosen
 from headway.request import StreamKey
 
-TOP_UP, CONVERTIBLE, LONE = "top-up", "convertible", "lone-unit"
-_BESIDE = (TOP_UP, CONVERTIBLE, LONE)
+TOP_UP, CONVERTIBLE, LONE, PASSES = "top-up", "convertible", "lone-unit", "passes"
+_BESIDE = (TOP_UP, CONVERTIBLE, LONE, PASSES)
 """Rules of turns that the interval does not wait for."""
 _FIRST_PASS = 0.05
 """T̄ while nothing is known, seconds."""

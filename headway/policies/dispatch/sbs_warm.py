@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heapreplace
+from itertools import islice
 from math import inf
 from typing import ClassVar
 
@@ -24,7 +25,7 @@ from headway.policies.answer import Answer
 from headway.policies.dispatch.prefix_hits import Hit, Matches
 from headway.policies.dispatch.prompt_units import PromptUnit, PromptUnits
 from headway.policies.dispatch.protocol import NOBODY, InstanceLoad, OwnUnit, Turn, Waiting
-from headway.policies.dispatch.sbs import TOP_UP, SbsParams, StaggeredBatch, can_take
+from headway.policies.dispatch.sbs import PASSES, TOP_UP, SbsParams, StaggeredBatch, can_take
 from headway.policies.readers import chosen
 from headway.request import StreamKey
 
@@ -34,15 +35,20 @@ _LEAST_HIT = 256
 """Fewest tokens that a unit has to hold more than another for a request to be its own."""
 _MOST_CHUNKS = 4
 """Chunks of requests that a look judges for each unit that is ready."""
+_MOST_PASSING = 64
+"""Requests of which the window chooses the one that passes a long prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class SbsWarmParams(SbsParams):
     """As of ``sbs``. ``delay_weight``: what a second that an answer is held up counts beside a
     second until a first token: with 1 units serve the mean latency, with less the first token.
+    ``passes``: whether a prompt waits for chunk only behind those that it would not pass: for
+    workers whose order lets short prompts pass long ones.
     """
 
     delay_weight: float = between(0, 1000, default=0.5)
+    passes: bool = False
 
 
 @dataclass(slots=True)
@@ -73,7 +79,7 @@ class WarmStaggeredBatch(StaggeredBatch):
 
     def __init__(self, params: SbsWarmParams | None = None) -> None:
         params = params or SbsWarmParams()
-        self._delay_weight = params.delay_weight
+        self._delay_weight, self._passes = params.delay_weight, params.passes
         self._table = PromptUnits(params.delay_weight)
         self._waits_since: dict[StreamKey, tuple[float, float]] = {}
         """When requests first could not go to their own unit, and W then."""
@@ -117,7 +123,19 @@ class WarmStaggeredBatch(StaggeredBatch):
         now: float,
         waiting: Collection[Waiting] = (),
     ) -> list[Turn]:
-        """Return turns of own units, and SBS's for everybody else."""
+        """Return turns of own units, SBS's for everybody else, and of who passes long prompts."""
+        turns = self._turns_of_all(loads, num_waiting, now, waiting)
+        if not self._passes:
+            return turns
+        return [*turns, *self._passing(loads, waiting)]
+
+    def _turns_of_all(
+        self,
+        loads: Sequence[InstanceLoad],
+        num_waiting: int,
+        now: float,
+        waiting: Collection[Waiting],
+    ) -> list[Turn]:
         self._recheck_at = inf
         ready = {load.worker_id: load for load in loads if self._takes_own(load, now)}
         if not ready:  # as nobody can go, those held stay so
@@ -150,6 +168,35 @@ class WarmStaggeredBatch(StaggeredBatch):
             for name, own in look.own.items()
         ]
         return [*beside, *shared]
+
+    def _passing(
+        self, loads: Sequence[InstanceLoad], waiting: Collection[Waiting]
+    ) -> Iterator[Turn]:
+        """Yield a turn for one of those that wait and would pass what an instance owes.
+
+        A long prompt takes an instance's chunks for many passes. Whoever the worker would serve
+        first need not wait here until it is through. Of instances of one unit alone: of several,
+        packing finds the unit that has chunk left.
+        """
+        most = {
+            load.worker_id: min(load.units[0].passable(load.chunk_tokens), load.free_tokens)
+            for load in loads
+            if load.role is Role.PREFILL and load.num_units == 1 and not load.has_capacity
+        }
+        longest = max(most.values(), default=0)
+        if longest <= 0:
+            return
+        for entry in self._in_turn(waiting):
+            if entry.num_tokens <= longest and entry.key not in self.held:
+                able = (each for each in loads if entry.num_tokens <= most.get(each.worker_id, 0))
+                name = min(able, key=lambda load: (load.num_outstanding, load.worker_id)).worker_id
+                keys = [
+                    other.key
+                    for other in islice(self._in_turn(waiting), _MOST_PASSING)
+                    if other.num_tokens <= most[name] and other.key not in self.held
+                ]
+                yield Turn(name, PASSES, 1, capped=False, keys=keys or [entry.key])
+                return
 
     def _takes_own(self, load: InstanceLoad, now: float) -> bool:
         """Return whether requests go to their own units there now; lone ones wait for no pass."""

@@ -143,7 +143,7 @@ class ViewCluster:
         """Close a request whose last token was drawn."""
         request, unit = job.request, job.unit
         assert unit is not None, "it ran on one"
-        unit.load.num_outstanding -= 1
+        unit.load.left(job.num_prompt_tokens)
         if unit.view.bucket_counts:
             unit.view.bucket_counts[job.bucket] -= 1
         del self._open[job.key]
@@ -212,7 +212,7 @@ class ViewCluster:
         """Note that a request decodes elsewhere now."""
         unit = job.unit
         assert unit is not None, "it has arrived at one"
-        source.num_outstanding -= 1
+        source.left(job.num_prompt_tokens)
         unit.load.num_outstanding += 1
         if self._mover is not None:
             self._mover.wait()

@@ -129,11 +129,11 @@ class Dispatcher:
         for job, unit_id, _ in assigned:
             del self.window[job.key]
             instance.load.queued_tokens += job.num_tokens
+            instance.load.came(job.num_prompt_tokens)
             unit = instance.units[unit_id.unit]
             jobs.append((job, unit))
             if unit.view.bucket_counts:
                 unit.view.bucket_counts[job.bucket] += 1
-        instance.load.num_outstanding += len(jobs)
         self._dispatch_id += 1
         instance.receive(now + self._order_latency, self._dispatch_id, jobs)
         self._dispatching.dispatched(turn, self._dispatch_id, now=now)

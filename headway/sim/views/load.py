@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from headway.cluster import Role, WorkerInfo
@@ -14,13 +15,15 @@ class LoadView:
     """The attributes of an ``InstanceLoad``, without making one for each decision.
 
     ``rooms`` and ``views``: of its units, as packing and placement see them. ``queued_tokens``:
-    dispatched, and not computed as far as is reported.
+    dispatched, and not computed as far as is reported. ``prompts``: tokens of each prompt, least
+    first, of an instance with one unit that only prefills.
     """
 
     __slots__ = (
         "chunk_tokens",
         "is_on_schedule",
         "num_outstanding",
+        "prompts",
         "queued_tokens",
         "role",
         "rooms",
@@ -34,6 +37,7 @@ class LoadView:
         self.chunk_tokens = info.chunk_tokens * info.num_units
         self.rooms: list[Room] = []
         self.views: list[DecodeUnit] = []
+        self.prompts: list[int] = []
         self.num_outstanding = self.queued_tokens = 0
         self.is_on_schedule = True
 
@@ -89,6 +93,7 @@ class LoadView:
                 view.num_requests,
                 (view.num_blocks - room.num_free_blocks) * room.block_size,
                 view.num_blocks * room.block_size,
+                self.prompts,
             )
             for room, view in zip(self.rooms, self.views, strict=True)
         ]
@@ -102,6 +107,19 @@ class LoadView:
     def kv_tokens(self) -> int:
         """KV in blocks, and what is queued."""
         return self.queued_tokens + sum(view.kv_tokens for view in self.views)
+
+    def came(self, num_tokens: int) -> None:
+        """Count a request of so many tokens."""
+        self.num_outstanding += 1
+        if self.role is Role.PREFILL and self.num_units == 1:
+            insort(self.prompts, num_tokens)
+
+    def left(self, num_tokens: int) -> None:
+        """Count it no longer."""
+        self.num_outstanding -= 1
+        place = bisect_left(self.prompts, num_tokens)
+        if self.prompts[place : place + 1] == [num_tokens]:
+            del self.prompts[place]
 
     def computed(self, num_tokens: Sequence[int]) -> None:
         """Take a report of prompt tokens computed by each unit."""
