@@ -66,7 +66,8 @@ def test_velocities_of_units_that_share_their_work_count_all_of_it() -> None:
 def test_the_passes_of_sbs_own_table_are_met() -> None:
     """3 instances of 8 units: requests/s, tokens of a chunk, and how full chunks are (Table 1)."""
     profile = load_profile("deepseek-v3-h800-prefill-dp8-all-units")
-    for per_s, chunk, used in ((57, 3072, 0.5183), (70, 3072, 0.887), (70, 5120, 0.53), (79, 5120, 0.88)):
+    points = (57, 3072, 0.5183), (70, 3072, 0.887), (70, 5120, 0.53), (79, 5120, 0.88)
+    for per_s, chunk, used in points:
         said = 3 * 8 * chunk * used / (per_s * 1024)
         tokens = [Share(round(chunk * used))] * 8
         assert profile.pass_time.lock_step(tokens) == pytest.approx(said, rel=0.03)

@@ -247,9 +247,10 @@ def _boundary() -> Iterator[Compared]:
     """Compare with answers that stay (Fig. 13), and with a rule that never keeps one (Fig. 15)."""
     for rate in BOUNDARY_RATES:
         place = (SCENARIO, rate)
-        pair, beside = (STAYS, OURS), (FROM_FULL,)
+        pair, beside = (STAYS, OURS), (FROM_FULL, LEAST_KV)
         violations = "answers with a QoE below 0.95"
         blocked = "P99 of blocking at the boundary"
+        short = f"{TITLES['short_ttfat_p99']} by migration"
         yield Compared(
             violations,
             *place,
@@ -262,6 +263,9 @@ def _boundary() -> Iterator[Compared]:
             beside,
         )
         yield Compared(
+            short, *place, "short_ttfat_p99", "seconds", *pair, "-", Bar(0.0), "", beside
+        )
+        yield Compared(
             blocked,
             *place,
             "blocked_p99",
@@ -271,6 +275,17 @@ def _boundary() -> Iterator[Compared]:
             _NONE_MORE,
             _QUANTUM,
             beside,
+        )
+        pair = (LEAST_KV, OURS)
+        yield Compared(
+            f"{violations}, against answers to the least KV",
+            *place,
+            "violations",
+            "share",
+            *pair,
+            "-",
+            _NONE_MORE,
+            _GATHER,
         )
         pair = (ALWAYS, OURS)
         yield Compared(

@@ -18,7 +18,6 @@ from headway.policies.placement.protocol import (
     blocks_wanted,
 )
 
-
 _REASONING, _KV = "reasoning", "kv"
 
 
