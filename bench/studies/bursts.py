@@ -31,7 +31,7 @@ class BurstWorkload:
     """A workload: its requests/s, the deployment, and traces (none: bursts that are drawn).
 
     ``initial``: prefillers and decoders. ``carried``: requests/s of a prefiller and of a decoder,
-    which the paper gives DistServe for such a trace.
+    which the paper gives DistServe for such a trace. ``tpot``: the limit of a token, seconds.
     """
 
     name: str
@@ -40,6 +40,7 @@ class BurstWorkload:
     traces: tuple[str, ...] = ()
     initial: tuple[int, int] = (3, 4)
     carried: tuple[float, float] = (14.0, 28.0)
+    tpot: float = 0.1
 
     @property
     def paths(self) -> list[Path]:
@@ -52,10 +53,11 @@ def data_folder() -> Path:
     return Path(os.environ.get(DATA_VARIABLE) or "shared/data")
 
 
-MAIN = "bursts"
+MAIN, TIGHT = "bursts", "bursts, 20 ms a token"
 WORKLOADS: Mapping[str, BurstWorkload] = MappingProxyType(
     {
         MAIN: BurstWorkload("Llama-8B on A100, 22 requests/s in bursts"),
+        TIGHT: BurstWorkload("Llama-8B on A100, 22 requests/s in bursts, 20 ms a token", tpot=0.02),
         "34B on H100": BurstWorkload(
             "CodeLlama-34B on H100, 10 requests/s in bursts",
             10.0,

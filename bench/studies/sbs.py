@@ -67,6 +67,8 @@ class PrefillSetUp:
     prompt: Callable[[random.Random], int] = _short_prompt
     base_rate: float = 0.0
     profile: str = PROFILE
+    num_requests: int = 0
+    """0: ``NUM_REQUESTS``."""
 
 
 SHORT, LARGER, LONG = "3K", "5K", "64K"
@@ -82,6 +84,7 @@ SET_UPS: Mapping[str, PrefillSetUp] = MappingProxyType(
             16_384,
             (6.0, 10.0, 14.0, 18.0),
             prompt=_long_prompt,
+            num_requests=5000,  # its longest prompt takes 27 s
         ),
         SHORT_SHARED: PrefillSetUp(
             "3 × DP 8, chunk 3072, the cost of all units' tokens",
@@ -110,9 +113,9 @@ def _preset(system: str) -> Preset:
 
 
 def _requests(job: Job) -> Iterator[SimRequest]:
-    rng, prompt = random.Random(job.seed), SET_UPS[job.scenario].prompt
-    for number, at in arrivals(rng, job.rate, NUM_REQUESTS):
-        yield SimRequest(f"r{number}", at, prompt(rng), 1)
+    rng, set_up = random.Random(job.seed), SET_UPS[job.scenario]
+    for number, at in arrivals(rng, job.rate, set_up.num_requests or NUM_REQUESTS):
+        yield SimRequest(f"r{number}", at, set_up.prompt(rng), 1)
 
 
 def measure(job: Job) -> Row:

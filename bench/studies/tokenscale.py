@@ -2,11 +2,14 @@
 
 Every policy, and every variant of TokenScale, runs with the same list of headrooms, since
 attainment alone is bought with GPUs. The points of one, attainment over mean GPUs, are its
-frontier; frontiers are compared over the GPUs that both span.
+frontier; frontiers are compared over the GPUs that both span. Beside them stands the same traffic
+on unified replicas that stay. Where a token may take 100 ms the pool of decoders hardly shows, as
+hardly any request misses that; so the parts are compared under 20 ms as well.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +18,15 @@ from functools import partial
 from types import MappingProxyType
 
 from bench.studies import bursts
-from bench.studies.bursts import MAIN, WORKLOADS, BurstWorkload, arrivals, needed, predicted
+from bench.studies.bursts import (
+    MAIN,
+    TIGHT,
+    WORKLOADS,
+    BurstWorkload,
+    arrivals,
+    needed,
+    predicted,
+)
 from bench.studies.claims import Bar, Claim, PerSeed, run_all
 from bench.studies.compared import WANTED, cheaper, judged
 from bench.studies.curves import Point, frontier, mean_over, shared_span, value_at
@@ -38,7 +49,6 @@ PAPER = "tokenscale"
 DRAIN = 60.0
 MAX_DECODE = 16
 TTFT_SLOS = ((256, 0.25), (1024, 0.4), (1 << 30, 2.0))
-TPOT_SLO = 0.1
 HEADROOMS = (1.0, 0.85, 0.6, 0.4)
 """Planned share of every velocity or threshold."""
 FEW_HEADROOMS = (1.0, 0.6)
@@ -53,6 +63,7 @@ class System:
 
     ``routes``: TokenScale's routing and decode balance, else requests go to the instance with the
     fewest. ``accuracy``: share of requests whose output bucket the predictor names rightly.
+    ``unified``: no pools and no scaling; at headroom 1 so many replicas, at less more.
     """
 
     prefill: str = PAPER
@@ -61,11 +72,14 @@ class System:
     fit: str = "least"
     num_convertible: int = 2
     accuracy: float = 0.85
+    unified: int = 0
 
 
 BASELINES = ("aibrix", "blitzscale", "distserve", "utilisation")
 _DISTSERVE = "distserve"
 ROUTED = "distserve, TokenScale's routing"
+UNIFIED = "unified replicas"
+PARTS = ("B+P", "B+P+D", "no convertible")
 VARIANTS: Mapping[str, System] = MappingProxyType(
     {
         ROUTED: System(_DISTSERVE, _DISTSERVE, num_convertible=0),
@@ -77,6 +91,7 @@ VARIANTS: Mapping[str, System] = MappingProxyType(
         "first fit": System(fit="first"),
         "predictor 100 %": System(accuracy=1.0),
         "predictor 60 %": System(accuracy=0.6),
+        UNIFIED: System(routes=False, unified=5),
     }
 )
 SYSTEMS: Mapping[str, System] = MappingProxyType(
@@ -91,12 +106,12 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
 # --- a run ----------------------------------------------------------------------------------
 
 
-def keeps(record: Record) -> bool:
+def keeps(record: Record, tpot: float) -> bool:
     """Say whether a request keeps its limits: TTFT by prompt length, and TPOT."""
     if not record.finished or record.ttft is None:
         return False
     limit = next(limit for edge, limit in TTFT_SLOS if record.num_prompt_tokens <= edge)
-    return record.ttft <= limit and (record.tpot is None or record.tpot <= TPOT_SLO)
+    return record.ttft <= limit and (record.tpot is None or record.tpot <= tpot)
 
 
 class Mixed(Scaling):
@@ -166,7 +181,9 @@ def _ran(job: Job) -> _Ran:
     workload, system = WORKLOADS[job.scenario], SYSTEMS[job.system]
     profile = load_profile(workload.profile)
     kinds = {role: InstanceSpec(role, profile) for role in Role}
-    pools = zip((Role.PREFILL, Role.DECODE), workload.initial, strict=True)
+    pools = [*zip((Role.PREFILL, Role.DECODE), workload.initial, strict=True)]
+    if system.unified:
+        pools = [(Role.UNIFIED, math.ceil(system.unified / job.rate))]
     conditions = Conditions(
         tuple((kinds[role], count) for role, count in pools),
         NetworkParams(profile.link_bytes_per_s),
@@ -178,6 +195,12 @@ def _ran(job: Job) -> _Ran:
         spec = replace(spec, gateway=gateway)
     kernel, records = Kernel(), list[Record]()
     cluster = SimCluster(kernel, spec, records.append)
+    if system.unified:
+        served = list(arrivals(job.seed, workload))
+        cluster.feed(iter(served))
+        kernel.run(bursts.SECONDS + DRAIN)
+        num_gpus = float(pools[0][1] * profile.num_gpus)
+        return _Ran(records, len(served), num_gpus * bursts.SECONDS, [(0.0, num_gpus)])
     policies = [_scaling(n, system, workload, job.rate) for n in (system.prefill, system.decode)]
     policy = Mixed(*policies) if system.prefill != system.decode else policies[0]
     told = partial(predicted, system.accuracy, profile, job.seed)
@@ -200,7 +223,7 @@ def measure(job: Job) -> Row:
     need = needed(job.seed, workload)
     have = [value_at(ran.history, at) for at, _ in need]
     return {
-        "attainment": sum(map(keeps, ran.records)) / ran.num_requests,
+        "attainment": sum(keeps(r, workload.tpot) for r in ran.records) / ran.num_requests,
         "gpus": ran.gpu_seconds / bursts.SECONDS,
         "lost": ran.num_requests - sum(r.finished for r in ran.records),
         "follows": _correlation(have, [gpus for _, gpus in need]),
@@ -260,6 +283,8 @@ def swept() -> dict[str, tuple[tuple[str, ...], tuple[float, ...]]]:
         missing = [str(path) for path in workload.paths if not path.exists()]
         if missing:
             print(f"{PAPER}: {at} is left out: no {', '.join(missing)}", file=sys.stderr)
+        elif at == TIGHT:
+            plan[at] = ((PAPER, *PARTS), HEADROOMS)
         elif at != MAIN:
             plan[at] = ((PAPER, _DISTSERVE), FEW_HEADROOMS)
     return plan

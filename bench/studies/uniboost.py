@@ -35,7 +35,9 @@ from headway.sim.experiment import UNLIMITED, Conditions
 from headway.sim.worker import InstanceSpec
 
 PAPER = "uniboost"
-NUM_REQUESTS = 1000
+SECONDS = {False: 4_400.0, True: 8_500.0}
+"""Of arrivals, by whether tails are heavy: ten times as long as the longest requests stay."""
+_MOST_OUTPUT = {False: 12_000, True: 32_000}
 NUM_WARM_UP = 50
 OURS = "uniboost"
 _MEAN_PROMPT = 300
@@ -46,8 +48,8 @@ _HOST_TOKENS = 1_000_000
 class SetUp:
     """Instances that serve, and requests: ``heavy`` has log-normal outputs (median 1500, σ 1.1).
 
-    Else outputs are exponential (mean 1500). ``kv_tokens`` and ``max_running`` are an instance's,
-    ``num_requests`` for each instance. ``router``: the rule that chooses one.
+    Else outputs are exponential (mean 1500). ``kv_tokens`` and ``max_running`` are an instance's.
+    ``router``: the rule that chooses one.
     """
 
     name: str
@@ -112,11 +114,12 @@ SLIDER = (1e-4, 1e-3, 1e-1, 1.0)
 
 def _requests(job: Job) -> Iterator[SimRequest]:
     rng, set_up = random.Random(job.seed), SET_UPS[job.scenario]
-    number_of = NUM_REQUESTS * max(1, set_up.num_instances // 2)
-    for number, at in arrivals(rng, job.rate * set_up.num_instances, number_of):
+    rate = job.rate * set_up.num_instances
+    for number, at in arrivals(rng, rate, round(rate * SECONDS[set_up.heavy])):
         drawn = rng.lognormvariate(7.313, 1.1) if set_up.heavy else rng.expovariate(1 / 1500)
         prompt = max(1, int(rng.expovariate(1 / _MEAN_PROMPT)))
-        yield SimRequest(f"r{number}", at, prompt, max(1, min(int(drawn), 32_000)))
+        output = max(1, min(int(drawn), _MOST_OUTPUT[set_up.heavy]))
+        yield SimRequest(f"r{number}", at, prompt, output)
 
 
 def measure(job: Job) -> Row:

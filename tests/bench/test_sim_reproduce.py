@@ -48,7 +48,8 @@ def test_sbs_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_uniboost_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uniboost, "NUM_REQUESTS", 60)
+    monkeypatch.setattr(uniboost, "SECONDS", {False: 120.0, True: 120.0})
+    monkeypatch.setattr(uniboost, "NUM_WARM_UP", 5)
     claims = uniboost.reproduce([1], 1)
     assert len(claims) == 78
     assert is_told(claims)
@@ -109,7 +110,8 @@ def test_the_rows_are_written_with_their_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib", reason="the extra analysis is not installed")
-    monkeypatch.setattr(uniboost, "NUM_REQUESTS", 60)
+    monkeypatch.setattr(uniboost, "SECONDS", {False: 120.0, True: 120.0})
+    monkeypatch.setattr(uniboost, "NUM_WARM_UP", 5)
     rows, plots = tmp_path / "rows.json", tmp_path / "plots"
     command = ["reproduce", "uniboost", "--seeds", "1", "--processes", "1"]
     assert main([*command, "--json", str(rows), "--plots", str(plots)]) == 0

@@ -13,6 +13,7 @@ from bench.studies.claims import Bar, Claim, PerSeed, change, run_all
 from bench.studies.compared import Compared
 from bench.studies.curves import Point
 from bench.studies.runs import Job, Results
+from headway.sim.records import Record
 
 KEYS = [
     "paper",
@@ -167,6 +168,25 @@ def test_a_recorded_workload_has_requests_though_its_trace_pauses(
     write_azure(tmp_path, [0, 1, 2, 3])
     code = bursts.WORKLOADS["Azure code"]
     assert all(list(bursts.arrivals(seed, code)) for seed in range(20))
+
+
+def test_unified_replicas_stay_as_many_as_the_headroom_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bursts, "SECONDS", 3.0)
+    monkeypatch.setattr(tokenscale, "DRAIN", 30.0)
+    few, many = (
+        tokenscale.measure(Job(bursts.MAIN, tokenscale.UNIFIED, headroom, 1))
+        for headroom in (1.0, 0.5)
+    )
+    assert (few["gpus"], many["gpus"]) == (5.0, 10.0)
+    assert few["lost"] == many["lost"] == 0
+
+
+def test_a_limit_between_tokens_is_the_workloads() -> None:
+    slow = Record("r", 0.0, 10, 0, 3, [], 0.1, 0.1, 0.2, 3, True)  # 50 ms from one to the next
+    assert tokenscale.keeps(slow, bursts.WORKLOADS[bursts.MAIN].tpot)
+    assert not tokenscale.keeps(slow, bursts.WORKLOADS[bursts.TIGHT].tpot)
 
 
 HAS_IT, LATER, NEVER = [(8.0, 0.98)], [(8.0, 0.9), (12.0, 0.98)], [(7.0, 0.5)]

@@ -182,6 +182,22 @@ def test_kv_that_waits_in_host_memory_for_blocks_leaves_no_room_for_an_answer() 
     assert answers_at(unit("a", 100, reasoning=5), unit("b", 500, host=600)) == "stays"
 
 
+def test_answers_may_be_told_to_go_to_the_least_kv_where_no_reader_waits() -> None:
+    policy = PascalPlacement(PascalPlacementParams(fewest="kv"))
+    here, few, light = unit("a", 400, reasoning=5), unit("b", 300), unit("c", 200, reasoning=9)
+    late = unit("d", 100, on_schedule=False)
+    choice = policy.boundary(Reasoned(), here, [here, few, light, late])
+    assert choice is not None
+    assert choice.unit.worker_id == "c"
+    assert choice.score == policy.scores(Reasoned(), [light], here)[0]
+    assert policy.boundary(Reasoned(), light, [light, few]) is None
+
+
+def test_another_word_for_what_is_fewest_is_refused() -> None:
+    with pytest.raises(HeadwayError, match="fewest"):
+        PascalPlacementParams(fewest="requests")
+
+
 def test_answers_may_be_told_to_leave_full_instances_only() -> None:
     policy = PascalPlacement(PascalPlacementParams(from_full=True))
     roomy, full, empty = unit("a", 100, reasoning=5), unit("a", 1000, reasoning=5), unit("b", 100)
