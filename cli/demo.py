@@ -25,14 +25,16 @@ from services.local.options import PolicyOptions, WorkerCounts
 from services.local.refusals import refuse_wrong_options
 from services.worker.engines import MOVES_NO_KV
 
+TOPOLOGIES = ("best", "unified", "split")
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Register the options."""
     parser.description = (
-        "Starts a cluster on this machine under each preset, one after the other. A closed loop "
-        "warms it up and measures what it carries. Then it offers a burst (below saturation on "
-        "average) and an overload in proportion to that: the same requests at the same instants "
-        "for every preset of a seed."
+        "Starts clusters on this machine under each preset, one after the other. A closed loop "
+        "warms them up and measures what they carry, unified and split. Then it offers a burst "
+        "(below saturation on average) and an overload in proportion to that: the same requests "
+        "at the same instants for every preset of a seed."
     )
     add = parser.add_argument
     add("--presets", default="vllm-like,headway", help="two or more by comma (vllm-like,headway)")
@@ -57,6 +59,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=1,
         metavar="N",
         help="decode workers (default 1); with an engine that moves no KV, workers that do both",
+    )
+    add(
+        "--topology",
+        choices=TOPOLOGIES,
+        default="best",
+        help="split: those workers; unified: as many that do both phases; best: each preset "
+        "gets the one of the two that carries more (best)",
     )
     add("--device", default="cpu", help="cpu or cuda")
     add("--engine", default="torch", help="what computes: torch, vllm or vllm-native")
@@ -95,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         raise invalid("--least-pass-time", args.least_pass_time, limit)
     setting = Setting(
         model=args.model,
-        workers=_counts(args),
+        topologies=_topologies(args),
         device=args.device,
         max_running=args.max_running,
         num_warm_up=args.warm_up,
@@ -109,12 +118,15 @@ def run(args: argparse.Namespace) -> int:
     )
     policies = [PolicyOptions(name, *chosen(args)) for name in presets]
     for each in policies:
-        refuse_wrong_options(setting.options(each), args.log_dir / each.preset)
+        for workers in setting.topologies:
+            refuse_wrong_options(setting.options(each, workers), args.log_dir / each.preset)
     return asyncio.run(compare(setting, policies, parse_seeds(args.seeds), args.json, args.plots))
 
 
-def _counts(args: argparse.Namespace) -> WorkerCounts:
-    """Return the workers by role; where no KV is moved, each does both phases."""
+def _topologies(args: argparse.Namespace) -> list[WorkerCounts]:
+    """Return the workers that a preset may have; where no KV is moved, each does both phases."""
     if args.engine in MOVES_NO_KV:
-        return WorkerCounts(prefill=0, decode=0, unified=args.decode)
-    return WorkerCounts(args.prefill, args.decode)
+        return [WorkerCounts(prefill=0, decode=0, unified=args.decode)]
+    unified = WorkerCounts(prefill=0, decode=0, unified=args.prefill + args.decode)
+    split = WorkerCounts(args.prefill, args.decode)
+    return {"unified": [unified], "split": [split], "best": [unified, split]}[args.topology]

@@ -34,7 +34,8 @@ async def compare(
         console = Console(width=_WIDTH)  # a row a figure
     num_runs = len(policies) * len(seeds)
     console.print(
-        f"{2 * num_runs} clusters, one after the other, half of them to measure what they carry: "
+        f"{setting.num_clusters * num_runs} clusters, one after the other, all but {num_runs} of "
+        "them to measure what they carry: "
         f"about {num_runs * setting.usual_seconds / 60:.0f} minutes, and never over "
         f"{num_runs * setting.most_seconds / 60:.0f}"
     )

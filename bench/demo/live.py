@@ -38,10 +38,14 @@ _PASSES = "headway_worker_forward_pass_seconds"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The setting that all runs share; ``num_requests`` are those of the warm-up's mix."""
+    """The setting that all runs share; ``num_requests`` are those of the warm-up's mix.
+
+    ``topologies``: the workers that a preset may have, as many in each. Of several it gets those
+    that carry most.
+    """
 
     model: str
-    workers: WorkerCounts
+    topologies: Sequence[WorkerCounts]
     device: str
     max_running: int
     num_warm_up: int
@@ -56,30 +60,34 @@ class Setting:
     engine_args: str = ""
     """Its options, JSON."""
 
-    @property
-    def num_places(self) -> int:
+    def num_places(self, workers: WorkerCounts) -> int:
         """Return how many requests can decode at a time."""
-        return self.max_running * (self.workers.decode + self.workers.unified)
+        return self.max_running * (workers.decode + workers.unified)
 
     @property
     def most_seconds(self) -> float:
-        """Return the most seconds of a preset's two clusters: one is measured, one serves."""
+        """Return the most seconds of a preset's clusters: each topology is measured, one serves."""
         regimes = len(self.regimes) * (self.bounds.seconds + PATIENCE)
-        return 2 * (START + warm_up.MOST_SECONDS + STOP) + regimes
+        return self.num_clusters * (START + warm_up.MOST_SECONDS + STOP) + regimes
 
     @property
     def usual_seconds(self) -> float:
-        """Return the seconds that a preset's two clusters usually take."""
-        return 80.0 + len(self.regimes) * (self.bounds.seconds + 15.0)
+        """Return the seconds that a preset's clusters usually take."""
+        return 40.0 * self.num_clusters + len(self.regimes) * (self.bounds.seconds + 15.0)
 
-    def options(self, policies: PolicyOptions) -> ClusterOptions:
+    @property
+    def num_clusters(self) -> int:
+        """Return the clusters of a preset in a pair."""
+        return len(self.topologies) + 1
+
+    def options(self, policies: PolicyOptions, workers: WorkerCounts) -> ClusterOptions:
         """Return one preset's cluster, each worker with the demo's limit."""
-        num_processes = _SERVICES + sum(self.workers.by_role().values())
+        num_processes = _SERVICES + sum(workers.by_role().values())
         port = free_port(2 + num_processes)
         return ClusterOptions(
             model=self.model,
             policies=policies,
-            workers=self.workers,
+            workers=workers,
             device=self.device,
             port=port,
             metrics_port=port + 2,
@@ -107,12 +115,13 @@ class PresetRun:
 class Pair:
     """A seed under every preset: what the clusters carried, and runs by regime and preset.
 
-    ``machine_load``: the system's load average over the minute before.
+    ``machine_load``: the system's load average over the minute before. ``workers``: of each preset.
     """
 
     seed: int
     began_at: str
     machine_load: float
+    workers: dict[str, WorkerCounts] = field(default_factory=dict)
     capacities: dict[str, Capacity] = field(default_factory=dict)
     offers: dict[str, Offer] = field(default_factory=dict)
     runs: dict[str, dict[str, PresetRun]] = field(default_factory=dict)
@@ -130,9 +139,11 @@ class Pair:
 
     @property
     def drift(self) -> float:
-        """How much more the best cluster carried than the worst, as a share."""
-        rates = [each.tokens_per_s for each in self.capacities.values()]
-        return max(rates) / min(rates) - 1.0
+        """How much more the best of equal clusters carried than the worst, as a share."""
+        rates: dict[WorkerCounts | None, list[float]] = {}
+        for name, each in self.capacities.items():
+            rates.setdefault(self.workers.get(name), []).append(each.tokens_per_s)
+        return max(max(each) / min(each) for each in rates.values()) - 1.0
 
     def packed(self) -> dict[str, Any]:
         """Return it for JSON, the presets in the order in which they ran."""
@@ -140,6 +151,7 @@ class Pair:
             "seed": self.seed,
             "began_at": self.began_at,
             "machine_load": self.machine_load,
+            "workers": {name: asdict(each) for name, each in self.workers.items()},
             "capacities": {name: asdict(each) for name, each in self.capacities.items()},
             "offers": {name: asdict(each) for name, each in self.offers.items()},
             "figures": {
@@ -154,15 +166,20 @@ async def run_pair(
 ) -> tuple[Pair, int]:
     """Run every preset in this order; return the pair and how many requests failed.
 
-    Every preset's capacity is measured first: the mean of all of them sets one load for all.
+    Every preset's capacity is measured first, in each topology, and it gets the one that carries
+    most; of these the mean sets one load for all.
     """
     pair = Pair(seed, time.strftime("%Y-%m-%d %H:%M:%S"), os.getloadavg()[0])
     said = f"seed {seed}, {pair.began_at}: the machine's load is {pair.machine_load:.1f}"
     console.print(f"{said} on {num_cores()} cores")
     for each in policies:
-        async with _cluster(setting, each) as cluster:
-            pair.capacities[each.preset] = await _measured(setting, cluster, seed)
-        console.print(f"{each.preset}: {pair.capacities[each.preset]}")
+        carried = {}
+        for workers in setting.topologies:
+            async with _cluster(setting, each, workers) as cluster:
+                carried[workers] = await _measured(setting, cluster, seed)
+            console.print(f"{each.preset}, {shown(workers)}: {carried[workers]}")
+        best = most_carrying(carried)
+        pair.workers[each.preset], pair.capacities[each.preset] = best, carried[best]
     plans = _offer(setting, pair)
     for offer in pair.offers.values():
         met = (
@@ -172,7 +189,7 @@ async def run_pair(
         console.print(f"{offer.regime.name}: {offer}; the mean is {', '.join(met)}")
     num_failed = 0
     for each in policies:
-        async with _cluster(setting, each) as cluster:
+        async with _cluster(setting, each, pair.workers[each.preset]) as cluster:
             await _measured(setting, cluster, seed)  # it is warm now
             for regime, plan in plans.items():
                 requests, worked = await _replayed(cluster, plan, pair.offers[regime])
@@ -182,10 +199,24 @@ async def run_pair(
     return pair, num_failed
 
 
+def most_carrying(carried: Mapping[WorkerCounts, Capacity]) -> WorkerCounts:
+    """Return the topology with the most tokens/s; of equal ones the first."""
+    return max(carried, key=lambda workers: carried[workers].tokens_per_s)
+
+
+def shown(workers: WorkerCounts) -> str:
+    """Return the numbers of workers for people: ``1 prefill, 1 decode``."""
+    counts = workers.by_role().items()
+    return ", ".join(f"{count} {role}" for role, count in counts if count)
+
+
 @asynccontextmanager
-async def _cluster(setting: Setting, policies: PolicyOptions) -> AsyncIterator[LocalCluster]:
+async def _cluster(
+    setting: Setting, policies: PolicyOptions, workers: WorkerCounts
+) -> AsyncIterator[LocalCluster]:
     """Run a preset's cluster."""
-    cluster = LocalCluster(setting.options(policies), setting.log_dir / policies.preset)
+    options = setting.options(policies, workers)
+    cluster = LocalCluster(options, setting.log_dir / policies.preset)
     try:
         await start_within(cluster, START)
         yield cluster
@@ -195,7 +226,8 @@ async def _cluster(setting: Setting, policies: PolicyOptions) -> AsyncIterator[L
 
 async def _measured(setting: Setting, cluster: LocalCluster, seed: int) -> Capacity:
     name = cluster.options.served_name
-    numbers = (setting.num_places, setting.num_warm_up, seed, setting.max_tokens)
+    places = setting.num_places(cluster.options.workers)
+    numbers = (places, setting.num_warm_up, seed, setting.max_tokens)
     return await warm_up.warm_up(cluster.url, name, *numbers)
 
 

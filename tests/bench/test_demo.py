@@ -21,7 +21,7 @@ from rich.console import Console
 from bench.demo import compare as whole
 from bench.demo.capacity import Capacity, capacity_of, tokens_per_s
 from bench.demo.compare import order_of, report
-from bench.demo.live import Pair, PresetRun, Setting
+from bench.demo.live import Pair, PresetRun, Setting, most_carrying
 from bench.demo.load import (
     BURST,
     LEAST_REQUESTS,
@@ -402,7 +402,7 @@ async def test_a_demo_that_is_refused_half_way_shows_and_keeps_the_pairs_that_it
         return a_pair(seed, 2.0 + seed / 10, 1.0), 0
 
     monkeypatch.setattr(whole, "run_pair", run_pair)
-    setting = Setting("m", WorkerCounts(1, 1), "cpu", 4, 120, [BURST], BOUNDS, tmp_path)
+    setting = Setting("m", [WorkerCounts(1, 1)], "cpu", 4, 120, [BURST], BOUNDS, tmp_path)
     file, both = tmp_path / "demo.json", [PolicyOptions("a"), PolicyOptions("b")]
     with pytest.raises(HeadwayError, match="does not serve"):
         await whole.compare(setting, both, [1, 2, 3], file, None)
@@ -469,9 +469,40 @@ def test_the_load_of_a_pair_is_a_share_of_what_its_clusters_carry_on_average() -
     assert pair.alone == Alone(0.04, 0.002)
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((), [WorkerCounts(0, 0, unified=2), WorkerCounts(1, 1)]),
+        (("--topology", "unified", "--decode", "3"), [WorkerCounts(0, 0, unified=4)]),
+        (("--topology", "split", "--prefill", "2"), [WorkerCounts(2, 1)]),
+        (("--engine", "vllm-native", "--decode", "2"), [WorkerCounts(0, 0, unified=2)]),
+    ],
+)
+def test_topologies_have_the_same_number_of_workers(
+    flags: tuple[str, ...], expected: list[WorkerCounts]
+) -> None:
+    assert demo._topologies(parsed(*flags)) == expected
+
+
+def test_a_preset_has_the_topology_that_carries_most_and_the_first_of_equal_ones() -> None:
+    unified, split = demo._topologies(parsed())
+    slow, fast = (a_pair(1, 1.0, 1.0).capacities["b"], a_pair(1, 1.0, 1.0).capacities["b"])
+    fast = replace(fast, tokens_per_s=2 * slow.tokens_per_s)
+    assert most_carrying({unified: slow, split: fast}) == split
+    assert most_carrying({unified: slow, split: slow}) == unified
+
+
+def test_clusters_of_different_topologies_say_nothing_of_the_machines_drift() -> None:
+    pair = a_pair(1, 1.0, 1.0)
+    assert pair.drift > 0.0
+    unified, split = demo._topologies(parsed())
+    pair.workers = {"a": unified, "b": split}
+    assert pair.drift == 0.0
+
+
 def test_a_regime_alone_takes_less_time_than_both() -> None:
     def setting(*given: Regime) -> Setting:
-        return Setting("m", WorkerCounts(1, 1), "cpu", 4, 120, given, BOUNDS, Path("run"))
+        return Setting("m", [WorkerCounts(1, 1)], "cpu", 4, 120, given, BOUNDS, Path("run"))
 
     assert setting(BURST).most_seconds < setting(*REGIMES.values()).most_seconds < 1800
     assert setting(BURST).usual_seconds < setting(BURST).most_seconds

@@ -25,13 +25,14 @@ def test_a_pair_of_real_clusters_gives_figures_of_every_class(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, few = tmp_path / "demo.json", ("--num-requests", "24", "--warm-up", "16")
-    bounds = ("--for", "10m", "--max-running", "2", "--seeds", "7,")
+    bounds = ("--for", "10m", "--max-running", "2", "--seeds", "7,", "--topology", "split")
     args = [*few, *bounds, "--log-dir", str(tmp_path / "logs"), "--json", str(file)]
     assert main(["demo", "--model", MODEL, *args]) == 0
     written = json.loads(file.read_text())
     (pair,) = written["pairs"]
     assert pair["seed"] == 7
     assert list(pair["capacities"]) == ["vllm-like", "headway"]
+    assert pair["workers"]["headway"]["prefill"] == 1
     assert set(pair["figures"]) == set(REGIMES)
     for regime, found in pair["figures"].items():
         assert pair["offers"][regime]["num_requests"] == 24
@@ -62,7 +63,7 @@ async def test_a_cluster_that_does_not_serve_in_time_is_refused_and_stopped(
 
     monkeypatch.setattr(live, "LocalCluster", Noted)
     counts, bounds = WorkerCounts(1, 1), LoadBounds(60.0, 24)
-    setting = live.Setting(MODEL, counts, "cpu", 2, 16, [OVERLOAD], bounds, tmp_path)
+    setting = live.Setting(MODEL, [counts], "cpu", 2, 16, [OVERLOAD], bounds, tmp_path)
     with pytest.raises(HeadwayError, match=r"does not serve after 0.01 s: see .*vllm-like"):
         await live.run_pair(setting, [PolicyOptions("vllm-like")], 1, Console(quiet=True))
     (cluster,) = started
