@@ -64,9 +64,12 @@ SERVEGEN = TraceFiles(
 
 
 def _window(trace: Trace, num_requests: int, rng: random.Random) -> Trace:
-    """Return so many requests in a row, a few less or more where the clock is coarse."""
+    """Return so many requests in a row, a few less or more where the clock is coarse.
+
+    A longer window of the same seed begins near the same place.
+    """
     instants = [row.arrival_at for row in trace.rows]
-    first = rng.randrange(max(1, len(instants) - num_requests))
+    first = int(rng.random() * max(0, len(instants) - num_requests))
     last = min(first + num_requests, len(instants) - 1)
     return trace.between(instants[first], instants[last])
 

@@ -34,12 +34,13 @@ _LONGEST = 1e7
 
 
 class Job(NamedTuple):
-    """A run to make."""
+    """A run to make; ``topology``: where a system may have several."""
 
     scenario: str
     system: str
     rate: float
     seed: int
+    topology: str = ""
 
 
 class Finished(NamedTuple):

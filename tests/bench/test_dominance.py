@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 
-from bench.studies import cells, dominance
+from bench.studies import cells, dominance, warm
 from bench.studies.claims import PerSeed
 from bench.studies.runs import KEEP_VARIABLE, Job, KeptRows, Results
+from bench.studies.systems import PLAIN
 from cli.options import parse_seeds
 from headway.errors import HeadwayError
 
@@ -29,9 +31,9 @@ def test_other_seeds_are_refused(text: str) -> None:
 
 def test_a_cell_draws_the_same_requests_for_a_seed_and_its_share_of_each_class() -> None:
     cell = cells.CELLS["half unread"]
-    drawn = list(cells.requests(cell, 101))
-    assert drawn == list(cells.requests(cell, 101))
-    assert len(drawn) == cell.num_requests
+    drawn = list(cells.requests(cell, 101, 1.0))
+    assert drawn == list(cells.requests(cell, 101, 1.0))
+    assert drawn[-2].arrival_at < cell.seconds <= drawn[-1].arrival_at
     unread = sum(not each.is_read for each in drawn) / len(drawn)
     reasons = sum(each.num_reasoning_tokens > 0 for each in drawn) / len(drawn)
     assert 0.4 < unread < 0.6
@@ -40,12 +42,40 @@ def test_a_cell_draws_the_same_requests_for_a_seed_and_its_share_of_each_class()
 
 @pytest.mark.parametrize("system", dominance.SYSTEMS)
 def test_every_system_runs(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = {name: replace(each, num_requests=12) for name, each in cells.CELLS.items()}
+    few = {name: replace(each, seconds=6.0) for name, each in cells.CELLS.items()}
     monkeypatch.setattr(dominance, "CELLS", MappingProxyType(few))
-    row = dominance.measure(Job("half unread", system, 1.0, 7))
-    assert row == dominance.measure(Job("half unread", system, 1.0, 7))
+    job = Job("half unread", system, 2.0, 7, "1P+1D")
+    row = dominance.measure(job)
+    assert row == dominance.measure(job)
     assert 0.0 <= row["attainment"] <= 1.0
     assert row["unread_slowdown_p99"] >= 1.0
+
+
+def test_every_drawn_cell_is_long_enough_in_every_topology(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "NUM_RESIDENCES", 10.0)
+    for cell in (c for c in cells.CELLS.values() if c.trace is None):
+        drawn = list(cells.requests(cell, 101, 1.5 * cell.num_instances))
+        for topology in cell.topologies:
+            warm.require_warm(dominance.cluster_of(PLAIN, cell, topology), drawn)
+
+
+def test_loads_are_shares_of_what_the_plain_deployment_carries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Cells that differ in their load alone are measured once; a rate of its own stands."""
+    asked: list[str] = []
+
+    def carried(
+        measure: object, places: Mapping[str, object], num_processes: int
+    ) -> Mapping[str, float]:
+        asked.extend(places)
+        return dict.fromkeys(places, 2.0)
+
+    monkeypatch.setattr(dominance, "saturation", carried)
+    names = ("mixed, 80%", "mixed, 120%", "bursts × 3", "autoscaled, bursts × 3")
+    rates = dominance.rates_of({name: cells.CELLS[name] for name in names}, 1)
+    assert list(rates.values()) == [1.6, 2.4, 1.8, 4.0]
+    assert asked == ["mixed, 80%", "bursts × 3"]
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 
-from bench.studies import cells, dominance, fleet
+from bench.studies import cells, dominance, warm
 from bench.studies.bursts import DATA_VARIABLE
 from bench.studies.recorded import MOONCAKE, SERVEGEN, TraceFiles
-from bench.studies.runs import Job, Results
+from bench.studies.runs import Job
+from bench.studies.systems import PLAIN
 from headway.sim.spec import Autoscaling
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -31,24 +33,24 @@ def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 PLAIN_FILE = TraceFiles(("azure_llm_2023_conv.csv",))
-CHATS = replace(cells.CHATS, trace=PLAIN_FILE, rate=2.0, num_requests=20)
+CHATS = replace(cells.CHATS, trace=PLAIN_FILE, seconds=10.0)
 
 
 @pytest.mark.usefixtures("azure")
 def test_the_seed_chooses_a_window_that_runs_at_the_rate() -> None:
-    drawn = list(cells.requests(CHATS, 101))
-    assert drawn == list(cells.requests(CHATS, 101))
+    drawn = list(cells.requests(CHATS, 101, 2.0))
+    assert drawn == list(cells.requests(CHATS, 101, 2.0))
     assert len(drawn) == 20
     assert drawn[0].arrival_at == 0.0
     assert drawn[-1].arrival_at == pytest.approx(19 / 2.0)
     assert not any(each.num_reasoning_tokens for each in drawn)
-    assert drawn != list(cells.requests(CHATS, 102))
+    assert drawn != list(cells.requests(CHATS, 102, 2.0))
 
 
 @pytest.mark.usefixtures("azure")
 def test_a_share_of_a_traces_requests_thinks_before_the_recorded_output() -> None:
-    plain = list(cells.requests(replace(CHATS, num_requests=80), 3))
-    thinking = list(cells.requests(replace(CHATS, num_requests=80, reasons=0.5), 3))
+    plain = list(cells.requests(replace(CHATS, seconds=40.0), 3, 2.0))
+    thinking = list(cells.requests(replace(CHATS, seconds=40.0, reasons=0.5), 3, 2.0))
     assert [each.num_prompt_tokens for each in plain] == [
         each.num_prompt_tokens for each in thinking
     ]
@@ -68,33 +70,33 @@ def test_a_long_prompt_has_longer_for_its_first_token() -> None:
 def test_a_cell_without_its_trace_is_named_and_left_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert not set(dominance.present()) & set(RECORDED)
-    assert not list(fleet.present())
+    assert not set(dominance.present("p", cells.CELLS)) & set(RECORDED)
     told = capsys.readouterr().err
-    assert all(f"{name} is left out" in told for name in (*RECORDED, *fleet.FLEETS))
+    assert all(f"p: {name} is left out" in told for name in RECORDED)
 
 
 @pytest.mark.usefixtures("azure")
-@pytest.mark.parametrize("system", dominance.systems_of(CHATS))
+@pytest.mark.parametrize("system", dominance.systems_of(cells.CELLS[SCALED[0]]))
 def test_every_system_serves_a_trace_and_is_scaled_by_the_same_policy(
     system: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scaled = replace(CHATS, scaling=Autoscaling(max_prefill=2, max_decode=3))
+    scaled = replace(CHATS, scaling=Autoscaling(max_prefill=2, max_decode=3), initial="1P+1D")
     monkeypatch.setattr(dominance, "CELLS", MappingProxyType({"scaled": scaled}))
-    scaling = dominance.cluster_of(system, scaled).scaling
+    scaling = dominance.cluster_of(system, scaled, "1P+1D").scaling
     assert scaling is not None
     assert scaling.name == "tokenscale"
     assert scaling.params["max_decode"] == 3
-    row = dominance.measure(Job("scaled", system, 1.0, 7))
-    assert row == dominance.measure(Job("scaled", system, 1.0, 7))
+    job = Job("scaled", system, 2.0, 7, "1P+1D")
+    row = dominance.measure(job)
+    assert row == dominance.measure(job)
     assert 0.0 <= row["attainment"] <= 1.0
     assert row["gpus"] >= 2.0
 
 
 @pytest.mark.usefixtures("azure")
 def test_a_scaled_cell_has_its_row_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = replace(cells.CELLS[SCALED[0]], num_requests=6)
-    monkeypatch.setattr(dominance, "CELLS", MappingProxyType({"scaled": few, "trace": CHATS}))
+    few = replace(cells.CELLS[SCALED[0]], seconds=2.0)
+    monkeypatch.setattr(dominance, "CELLS", MappingProxyType({"scaled": few}))
     claims = dominance.reproduce([1], 1)
     gpus = [claim for claim in claims if "mean GPUs" in claim.claim]
     assert [claim.scenario for claim in gpus] == ["scaled; GPUs"]
@@ -102,37 +104,16 @@ def test_a_scaled_cell_has_its_row_of_gpus(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(claim.against for claim in claims if "preemptions" not in claim.claim)
 
 
-def test_gpus_for_the_wanted_attainment_are_interpolated_and_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    place = next(iter(fleet.FLEETS))
-    sizes = ((1, 1), (2, 1), (2, 2))
-    monkeypatch.setattr(
-        fleet, "FLEETS", MappingProxyType({place: fleet.GrowingFleet(CHATS, sizes)})
-    )
-    kept = {dominance.HEADWAY: (0.98, 0.99, 1.0), "pascal": (0.9, 0.96, 0.98)}
-    rows = {
-        Job(place, system, float(sum(split)), seed): {"attainment": share}
-        for system in fleet.SYSTEMS
-        for seed in (1, 2)
-        for split, share in zip(sizes, kept.get(system, (0.5, 0.6, 0.7)), strict=True)
-    }
-    plain, best = fleet._claims(Results(rows), place, [1, 2])
-    assert (plain.against, best.against) == (dominance.PLAIN, "pascal")
-    assert best.baseline == pytest.approx(3.5)  # half way from 96 to 98 %
-    assert best.ours == 2.0
-    assert best.holds is True
-    assert plain.holds is True  # 4 GPUs are not enough, and ours needs half of that
-    assert f"{dominance.PLAIN} never has it with 2 seeds" in plain.note
-
-
 @pytest.mark.usefixtures("azure")
-def test_a_fleet_of_each_size_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = fleet.GrowingFleet(replace(CHATS, num_requests=6), ((1, 1), (2, 1)))
-    monkeypatch.setattr(fleet, "FLEETS", MappingProxyType({"small": small}))
-    claims = fleet.reproduce([1], 1)
-    assert claims[0].against == dominance.PLAIN
-    assert all(claim.asked and claim.note for claim in claims)
+def test_every_system_has_its_own_best_topology(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = replace(CHATS, seconds=8.0)
+    monkeypatch.setattr(dominance, "CELLS", MappingProxyType({"trace": few}))
+    monkeypatch.setattr(dominance, "saturation", lambda *_: {"trace": 2.0})
+    first, *_ = dominance.reproduce([1], 1)
+    assert first.against == PLAIN
+    for system in dominance.SYSTEMS:
+        assert any(f"({topology})" in first.note for topology in few.topologies)
+        assert f"{system} " in first.note
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the recorded traces (shared/data) are not here")
@@ -140,10 +121,21 @@ def test_a_fleet_of_each_size_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_recorded_cell_has_its_requests(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATA_VARIABLE, str(DATA))
     cell = cells.CELLS[name]
-    drawn = list(cells.requests(replace(cell, num_requests=40), 101))
+    drawn = list(cells.requests(replace(cell, seconds=40.0), 101, 1.0))
     assert 30 <= len(drawn) <= 50
     assert [each.arrival_at for each in drawn] == sorted(each.arrival_at for each in drawn)
-    assert len(drawn) / drawn[-1].arrival_at == pytest.approx(cell.rate, rel=0.2)
+    assert len(drawn) / drawn[-1].arrival_at == pytest.approx(1.0, rel=0.2)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the recorded traces (shared/data) are not here")
+@pytest.mark.parametrize("name", RECORDED)
+def test_every_recorded_cell_is_long_enough(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DATA_VARIABLE, str(DATA))
+    monkeypatch.setattr(warm, "NUM_RESIDENCES", 10.0)
+    cell = cells.CELLS[name]
+    for seed, rate in product((101, 102), (0.15, 0.4)):
+        drawn = list(cells.requests(cell, seed, rate * cell.num_instances))
+        warm.require_warm(dominance.cluster_of(PLAIN, cell, cell.topologies[0]), drawn)
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the recorded traces (shared/data) are not here")

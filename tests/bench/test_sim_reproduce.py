@@ -19,10 +19,12 @@ from bench.studies import (
     tokenscale,
     uniboost,
 )
+from bench.studies.cells import requests
 from bench.studies.claims import Claim
+from bench.studies.dominance import cluster_of
 from bench.studies.runs import Job, run
+from bench.studies.systems import OURS, RIVALS, STAGES
 from cli import main
-from headway.sim.experiment import cluster_spec
 
 pytestmark = pytest.mark.slow
 
@@ -84,25 +86,26 @@ def test_tokenscale_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 
 def test_composition_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(composition, "NUM_REQUESTS", 25)
+    monkeypatch.setattr(composition, "CELL", replace(composition.CELL, seconds=8.0))
     claims = composition.reproduce([1], 1)
-    assert len(claims) == 16
+    assert len(claims) == 13
     assert is_told(claims)
     assert is_compared(claims)
 
 
 def test_a_run_of_a_study_is_the_same_for_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(composition, "NUM_REQUESTS", 60)
-    job = Job(composition.SCENARIO, "headway", 12.0, 3)
+    monkeypatch.setattr(composition, "CELL", replace(composition.CELL, seconds=8.0))
+    job = Job(composition.SCENARIO, "headway", 6.0, 3, "1P+3D")
     assert composition.measure(job) == composition.measure(job)
 
 
 def test_all_presets_serve_every_request_of_the_mixed_workload() -> None:
-    for system in (composition.PLAIN, composition.OURS, *composition.SINGLES):
-        spec = cluster_spec(composition.preset_of(system), composition.conditions())
-        found = run(spec, composition.requests(12.0, 1, 60))
+    cell = replace(composition.CELL, seconds=8.0)
+    asked = list(requests(cell, 1, 6.0))
+    for system in (*RIVALS, OURS, *STAGES):
+        found = run(cluster_of(system, cell, "1P+2D+1C"), asked)
         assert sorted(r.num_tokens for r in found.records) == sorted(
-            r.num_output_tokens for r in composition.requests(12.0, 1, 60)
+            r.num_output_tokens for r in asked
         )
 
 

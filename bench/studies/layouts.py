@@ -1,0 +1,46 @@
+"""Topologies of the same GPUs, by names such as ``2U`` and ``1P+2D+1C``: who does what.
+
+``U`` instances are unified, ``P`` prefill, ``D`` decode, ``C`` are convertible decoders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from headway.cluster import Role
+from headway.cost.schema import Profile
+from headway.sim.spec import Instances
+from headway.sim.worker import InstanceSpec
+
+_ROLES = MappingProxyType(
+    {"U": Role.UNIFIED, "P": Role.PREFILL, "D": Role.DECODE, "C": Role.CONVERTIBLE}
+)
+
+
+def topologies(num_instances: int) -> Sequence[str]:
+    """Return all of so many instances, the simplest first.
+
+    That is unified, each split, and each split with one or all of its decoders convertible.
+    """
+    splits = [(n, num_instances - n) for n in range(1, num_instances)]
+    return [
+        f"{num_instances}U",
+        *(f"{prefill}P+{decode}D" for prefill, decode in splits),
+        *(f"{prefill}P+{decode - 1}D+1C" for prefill, decode in splits if decode > 1),
+        *(f"{prefill}P+{decode}C" for prefill, decode in splits),
+    ]
+
+
+def is_split(topology: str) -> bool:
+    """Return whether some instances only prefill."""
+    return "P" in topology
+
+
+def instances(topology: str, prefill: Profile, others: Profile) -> Instances:
+    """Return the instances of a topology, with the profile of prefillers and of all others."""
+    parts = [(int(part[:-1]), _ROLES[part[-1]]) for part in topology.split("+")]
+    return tuple(
+        (InstanceSpec(role, prefill if role is Role.PREFILL else others), count)
+        for count, role in parts
+    )
