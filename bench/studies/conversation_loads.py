@@ -115,7 +115,7 @@ LOADS: Mapping[str, ConversationLoad] = MappingProxyType(
             "60 agents, of which 6 % are long and quick and fork often", "skewed", 60, 0.3
         ),
         "hot prefix, 48/s": ConversationLoad(
-            "8,192 shared tokens, tails of 100 to 600", "hot", 1500, 48.0
+            "8,192 shared tokens, tails of 100 to 600", "hot", 6000, 48.0
         ),
         "Mooncake × 0.7": ConversationLoad(
             "its conversations, 700 requests at 0.7 times their rate", "", 700, _MOONCAKE_RATE
