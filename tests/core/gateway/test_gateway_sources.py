@@ -117,6 +117,33 @@ def test_a_source_that_has_given_its_request_away_fills_gaps_and_does_nothing_el
     assert delivered(core.handle(tokens(request.stream_id, 3, [4], worker="t"), now=1.0)) == [4]
 
 
+def test_a_gap_is_not_filled_by_an_end_of_a_worker_that_gave_its_request_away() -> None:
+    core = gateway()
+    request = opened(core, on="s")
+    core.handle(tokens(request.stream_id, 0, [1], worker="s"), now=1.0)
+    place(core, request, "s", target="t")
+    place(core, request, "t")
+    end = tokens(request.stream_id, 1, [66], end=FinishReason.STOP, worker="s")
+    assert core.handle(end, now=1.0) == []
+    assert delivered(core.handle(tokens(request.stream_id, 2, [3], worker="t"), now=1.0)) == []
+    assert core.num_open == 1
+    core.wake(now=2.1)  # the gap has stayed open
+    again = resubmitted(core, now=3.0, on="t")
+    assert again.output_token_ids == (1,)
+
+
+def test_a_copy_that_ends_before_what_was_read_is_another_computation() -> None:
+    core = gateway()
+    request = opened(core, on="s")
+    place(core, request, "s", target="t")
+    core.handle(tokens(request.stream_id, 0, [1, 2, 3], worker="s"), now=1.0)
+    end = tokens(request.stream_id, 1, [2], end=FinishReason.STOP, worker="t")
+    assert delivered(core.handle(end, now=1.0)) == []
+    assert core.num_open == 1
+    again = resubmitted(core, now=3.0, on="t")
+    assert again.output_token_ids == (1, 2, 3)
+
+
 def test_a_new_attempt_takes_nothing_that_waited_for_the_old_one() -> None:
     core = gateway()
     request = opened(core, on="")
