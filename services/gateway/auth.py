@@ -12,7 +12,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,7 +98,13 @@ class KeyRing:
     without keys lets nobody in.
     """
 
-    def __init__(self, file: Path | None = None, classes: ServiceClasses | None = None) -> None:
+    def __init__(
+        self,
+        file: Path | None = None,
+        classes: ServiceClasses | None = None,
+        draw: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        self._draw = draw
         self._file = file
         self._classes = classes
         self._keys: Mapping[str, Key] = {}
@@ -151,7 +157,7 @@ class KeyRing:
 
         It begins with the id that its client has ``given``, if any.
         """
-        drawn = secrets.token_hex(8)
+        drawn = self._draw(8).hex()
         if given:
             return f"{given}{CLIENT_ID_END}{self._mark(name, given)}{drawn[:8]}"
         return f"{kind}-{drawn}{self._mark(name, drawn)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -82,7 +81,7 @@ class GatewayService:
             config.service_id,
             self.sink_address,
             core_settings(config, models),
-            draw_stream_id=StreamIds(secrets.token_bytes(32)),
+            draw_stream_id=StreamIds(runtime.machine.draw(32)),
         )
         self._driver = Driver(self._core, self._perform, runtime.clock)
         post = self._driver.post
@@ -101,7 +100,7 @@ class GatewayService:
             lambda: self._core.num_burst_tokens,
         )
         classes = config.service_classes()
-        keys = KeyRing.load(config.api_key_file, classes)
+        keys = KeyRing(config.api_key_file, classes, draw=runtime.machine.draw)
         if config.classes is not None:
             self._told.class_used()
         self.console = self._make_console(config, classes, keys)

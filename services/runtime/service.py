@@ -22,6 +22,7 @@ from services.runtime.config import ServiceConfig
 from services.runtime.essential import Ending, essential
 from services.runtime.identity.tls_faults import own_fault
 from services.runtime.logs import LogLines, configure_logs, get_logger
+from services.runtime.machine import Machine
 from services.runtime.membership import MembershipLease
 from services.runtime.server import GrpcServer
 from services.runtime.store import Member, Store
@@ -53,6 +54,7 @@ class Runtime(Generic[C]):
     address: str = ""
     metrics: CollectorRegistry = field(default_factory=CollectorRegistry)
     lease: MembershipLease | None = None
+    machine: Machine = field(default_factory=Machine)
 
 
 class Service(Protocol):
@@ -117,23 +119,25 @@ async def _live(
     _end_on_signals(ending)
     log = get_logger()
     async with AsyncExitStack() as undo:
-        starting = asyncio.create_task(_start(config, build, undo, lines))
+        starting = asyncio.create_task(start(config, build, undo, lines))
         if not await _done_before(starting, ending.begins):
             log.info("stopped", reason=ending.failure or "stopped while starting")
             _leave(1 if ending.failure else 0)  # a thread that still loads cannot be stopped
-        await _drain(*starting.result(), ending)
+        await drain(*starting.result(), ending)
     log.info("stopped")
     if ending.failure:
         _leave(1)
 
 
-async def _start(
+async def start(
     config: C,
     build: Callable[[Runtime[C]], Awaitable[Service]],
     undo: AsyncExitStack,
     lines: LogLines,
+    machine: Machine | None = None,
 ) -> tuple[Runtime[C], Service, ServiceMetrics]:
-    """Start everything; ``undo`` stops it in reverse order."""
+    """Start everything; ``undo`` stops it in reverse order. ``machine``: None for the real one."""
+    machine = machine or Machine()
     if fault := own_fault(config):
         raise HeadwayError(Code.FAILED_PRECONDITION, fault)
     registry = CollectorRegistry()
@@ -141,13 +145,12 @@ async def _start(
     metrics.watch_logs(lines)
     if config.metrics_listen:
         undo.enter_context(serve_metrics(config.metrics_listen, registry, metrics.probes))
-    store = await Store.connect(config.store, config.cluster)
+    store = await machine.connect(config)
     undo.push_async_callback(store.close)
     metrics.watch_store(store)
     server = GrpcServer(config, for_clients=config.serves_clients)
-    runtime = Runtime(
-        config, Clock(config.clock_error), store, server, get_logger(), metrics=registry
-    )
+    clock = machine.clock(config.clock_error)
+    runtime = Runtime(config, clock, store, server, get_logger(), metrics=registry, machine=machine)
     service = await build(runtime)
     runtime.address = await server.start()
     undo.push_async_callback(server.stop, STOP_GRACE)
@@ -168,7 +171,7 @@ async def _start(
     return runtime, service, metrics
 
 
-async def _drain(
+async def drain(
     runtime: Runtime[C], service: Service, metrics: ServiceMetrics, ending: Ending
 ) -> None:
     """Wait for the end; then let running work finish, unless the service has failed."""

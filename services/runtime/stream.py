@@ -287,9 +287,10 @@ async def _first_of(*awaitables: Awaitable[None]) -> None:
     """Return, or raise, as soon as one does; cancel the others."""
     tasks = [asyncio.ensure_future(each) for each in awaitables]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:  # in their order, where several have ended at once
+            if task.done():
+                task.result()
     finally:
         for task in tasks:
             task.cancel()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from uuid import uuid4
 
 from headway.errors import HeadwayError
 from services.runtime.clock import Clock
@@ -19,7 +19,7 @@ _NEARLY = 0.005  # seconds; a shorter timeout is not worth a call
 
 
 class Leadership:
-    """A candidate in the election for as long as it runs.
+    """A candidate in the election for as long as it runs; ``draw`` returns random bytes.
 
     ``elected`` gets the fencing token. ``deposed`` is called when the lease is lost or can no
     longer be proven. The lease is renewed three times in its lifetime. If the store does not
@@ -43,10 +43,12 @@ class Leadership:
         *,
         elected: Callable[[int], Awaitable[None]],
         deposed: Callable[[], Awaitable[None]],
+        draw: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._store = store
         self._service_id = service_id
-        self._candidate_id = _candidate(service_id)
+        self._draw = draw
+        self._candidate_id = self._new_candidate()
         self._former_id = ""
         self._address = address
         self._ttl = ttl
@@ -172,9 +174,8 @@ class Leadership:
         self._token = None
         self._resigned.clear()
         if not keeps_name:
-            self._former_id, self._candidate_id = self._candidate_id, _candidate(self._service_id)
+            self._former_id, self._candidate_id = self._candidate_id, self._new_candidate()
         await self._deposed()
 
-
-def _candidate(service_id: str) -> str:
-    return f"{service_id}-{uuid4().hex[:8]}"
+    def _new_candidate(self) -> str:
+        return f"{self._service_id}-{self._draw(4).hex()}"

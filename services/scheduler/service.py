@@ -54,6 +54,7 @@ class SchedulerService:
             runtime.clock,
             elected=self._elected,
             deposed=self._deposed,
+            draw=runtime.machine.draw,
         )
         self._leadership.start()
 

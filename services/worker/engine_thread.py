@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from headway.errors import Code
 from headway.forward_pass import ForwardPass, PassResult
 from headway.request import StreamKey
 from services.runtime.logs import get_logger
+from services.runtime.machine import one_thread
 from services.runtime.watchdog import end_process
 
 _FACTOR = 10.0
@@ -30,7 +31,8 @@ _FIRST_PASS = 300.0
 class PassWatch:
     """The time that the pass under way in a thread may take, by those before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
         self._running: tuple[int, float] | None = None
         self._longest = 0.0
         self._most_tokens = 1
@@ -38,13 +40,13 @@ class PassWatch:
     @contextmanager
     def running(self, num_tokens: int) -> Iterator[None]:
         """Time a pass of so many tokens; called in its thread."""
-        began_at = time.monotonic()
+        began_at = self._now()
         self._running = num_tokens, began_at
         try:
             yield
         finally:
             self._running = None
-            self._longest = max(self._longest, time.monotonic() - began_at)
+            self._longest = max(self._longest, self._now() - began_at)
             self._most_tokens = max(self._most_tokens, num_tokens)
 
     def overdue(self, least: float) -> float:
@@ -58,7 +60,7 @@ class PassWatch:
         num_tokens, began_at = running
         growth = max(1.0, num_tokens / self._most_tokens)
         expected = _FACTOR * self._longest * growth if self._longest else _FIRST_PASS
-        seconds = time.monotonic() - began_at
+        seconds = self._now() - began_at
         return seconds if seconds > max(least, expected) else 0.0
 
     async def watch(self, least: float) -> None:
@@ -73,7 +75,8 @@ class PassWatch:
 class EngineThread:
     """A queue of passes; each pass's result, or failure, is posted on the event loop.
 
-    ``least_pass_time``: seconds that each pass with requests takes at least; 0 for none.
+    ``least_pass_time``: seconds that each pass with requests takes at least; 0 for none. ``now``
+    returns seconds that never jump.
     """
 
     def __init__(
@@ -81,16 +84,20 @@ class EngineThread:
         backend: Backend,
         post: Callable[[PassResult | PassFailed], None],
         least_pass_time: float = 0.0,
+        *,
+        thread: Callable[[str], Executor] = one_thread,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend
         self._least_pass_time = least_pass_time
         self._post = post
+        self._now = now
         self._loop = asyncio.get_running_loop()
-        self._executor = ThreadPoolExecutor(1, "engine")
+        self._executor = thread("engine")
         self._queueing = backend if isinstance(backend, QueueingBackend) else None
-        self._launcher = ThreadPoolExecutor(1, "launcher")
+        self._launcher = thread("launcher")
         self._log = get_logger()
-        self._passes = PassWatch()
+        self._passes = PassWatch(now)
 
     def start(self, forward_pass: ForwardPass) -> None:
         """Queue a pass behind the one under way."""
@@ -110,11 +117,11 @@ class EngineThread:
 
     def _run(self, forward_pass: ForwardPass, compute: Callable[[], PassResult]) -> PassResult:
         with self._passes.running(_num_tokens(forward_pass)):
-            began_at = time.monotonic()
+            began_at = self._now()
             result = compute()
             if not self._least_pass_time or not forward_pass.items:
                 return result
-            time.sleep(max(0.0, began_at + self._least_pass_time - time.monotonic()))
+            time.sleep(max(0.0, began_at + self._least_pass_time - self._now()))
             return replace(result, pass_time=max(result.pass_time, self._least_pass_time))
 
     def overdue(self, least: float) -> float:

@@ -27,7 +27,7 @@ from headway.core.worker.events import (
     WorkerEvent,
 )
 from headway.core.worker.planning_engine import PlanningEngineCore
-from headway.engine import EngineInfo, EngineStepped, KvAccess, PlanningEngine
+from headway.engine import Backend, EngineInfo, EngineStepped, KvAccess, PlanningEngine
 from headway.errors import Code, HeadwayError, invalid
 from headway.forward_pass import ForwardPass, PassResult
 from headway.messages import ChangeRole, Drain, EndForward, FromWorker
@@ -60,8 +60,12 @@ class WorkerService:
         config: WorkerConfig,
         engine: Engine,
         reasoning: Markers,
+        nonce: str,
     ) -> None:
-        """Take the engine over; HeadwayError for settings that it cannot meet."""
+        """Take the engine over; HeadwayError for settings that it cannot meet.
+
+        ``nonce`` tells this process from others that claim its name.
+        """
         self._runtime = runtime
         self._log = runtime.log
         info = _info(config, runtime.address, engine.info)
@@ -77,12 +81,14 @@ class WorkerService:
         if isinstance(engine, PlanningEngine):
             self._engine, kv = PlanningLink(engine, self._post), NoKv(engine.info)
         else:
-            self._engine, kv = EngineThread(engine, self._post, config.least_pass_time), engine
+            self._engine, kv = self._thread_of(engine, config.least_pass_time), engine
         self.control = ControlSession(
             self._post, runtime.clock.now, worker_id=runtime.config.service_id
         )
         self.receiver = KvReceiver(kv, self._post, runtime.clock.now)
-        self._tokens = TokenLinks(config, self._post, runtime.clock.now, self._metrics.lost_gateway)
+        self._tokens = TokenLinks(
+            config, nonce, self._post, runtime.clock.now, self._metrics.lost_gateway
+        )
         self._sender = KvSender(config, kv, self._post, self._metrics, runtime.clock.now)
         asked = PredictionMetrics(runtime.metrics)
         self._predictor = PredictorLink(config, info.model, runtime.store, self._post, asked)
@@ -105,6 +111,12 @@ class WorkerService:
         )
         if isinstance(engine, PlanningEngine):
             self._log.info("engine_plans_itself", lost="; ".join(engine.losses))
+
+    def _thread_of(self, engine: Backend, least_pass_time: float) -> EngineThread:
+        machine, clock = self._runtime.machine, self._runtime.clock
+        return EngineThread(
+            engine, self._post, least_pass_time, thread=machine.thread, now=clock.now
+        )
 
     def _make_handlers(self) -> Mapping[type, Callable[[Any], None]]:
         engine = self._engine

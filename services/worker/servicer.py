@@ -18,7 +18,6 @@ from services.worker.config import WorkerConfig
 from services.worker.engines import Load, load_engine
 from services.worker.service import WorkerService, name_of_model
 from services.worker.standby import Standby
-from services.worker.token_link import NONCE
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
@@ -28,6 +27,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._runtime = runtime
         self._load = load
         self._service: WorkerService | None = None
+        self._nonce = runtime.machine.draw(16).hex()
+        """Tells this process from others that claim its name; the membership has its digest."""
         self._standby = Standby(runtime) if runtime.config.standby else None
 
     def register(self) -> None:
@@ -41,7 +42,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         """Return what the membership publishes: role, model, and the digest of the nonce."""
         config = self._runtime.config
         role = config.role if self._service is None else self._service.role.value
-        proof = {NONCE_DIGEST: digest_of(NONCE)}
+        proof = {NONCE_DIGEST: digest_of(self._nonce)}
         return {"role": role, "model": name_of_model(config), "detail": proof}
 
     async def start(self) -> None:
@@ -53,7 +54,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         )
         if self._standby is not None:
             config = await self._standby.role()
-        self._service = WorkerService(self._runtime, config, engine, reasoning)
+        self._service = WorkerService(self._runtime, config, engine, reasoning, self._nonce)
 
     async def drain(self) -> None:
         """Give up every request; return when none is held."""

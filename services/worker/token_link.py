@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,9 +17,6 @@ from services.runtime.logs import get_logger
 from services.runtime.stream import Dialled, Outbox
 from services.worker.config import WorkerConfig
 
-NONCE = secrets.token_hex(16)
-"""Tells this process from any other that claims its name; the membership has its digest."""
-
 Post = Callable[[CancelStream | GatewayGone], None]
 
 
@@ -33,12 +29,17 @@ class TokenLinks:
     def __init__(
         self,
         config: WorkerConfig,
+        nonce: str,
         post: Post,
         now: Callable[[], float],
         broke: Callable[[], None] = lambda: None,
     ) -> None:
-        """``broke`` counts a stream that this worker did not close."""
+        """``broke`` counts a stream that this worker did not close.
+
+        ``nonce`` tells this process from any other that claims its name.
+        """
         self._config = config
+        self._nonce = nonce
         self._post = post
         self._now = now
         self._broke = broke
@@ -49,7 +50,13 @@ class TokenLinks:
         link = self._links.get(action.gateway_id)
         if link is None:
             link = _TokenLink(
-                action, self._config, self._post, self._now, self._broke, self._forget
+                action,
+                self._config,
+                self._nonce,
+                self._post,
+                self._now,
+                self._broke,
+                self._forget,
             )
             self._links[action.gateway_id] = link
         link.send(action.batch)
@@ -68,6 +75,7 @@ class _TokenLink:
         self,
         first: SendTokens,
         config: WorkerConfig,
+        nonce: str,
         post: Post,
         now: Callable[[], float],
         broke: Callable[[], None],
@@ -84,7 +92,7 @@ class _TokenLink:
         self._stream = Dialled[TokenBatch](
             config,
             ServiceRole.GATEWAY,
-            partial(wire.dial_attach, nonce=NONCE),
+            partial(wire.dial_attach, nonce=nonce),
             lambda batches: wire.pack_token_batch(batches[0], now=now()),
             self._cancel,
             connect_timeout=config.gateway_patience,

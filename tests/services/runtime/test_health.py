@@ -16,7 +16,7 @@ from services.runtime.channel import open_channel
 from services.runtime.health import is_serving
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import LogLines
-from services.runtime.service import _start
+from services.runtime.service import start
 from services.scheduler.__main__ import build as build_scheduler
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
@@ -40,7 +40,7 @@ async def test_a_worker_serves_once_its_model_is_loaded(store_url: str, cluster:
     request = health_pb2.HealthCheckRequest(service="headway.v1.Worker")
     async with AsyncExitStack() as undo, asyncio.timeout(PATIENCE):
         starting = asyncio.create_task(
-            _start(config, partial(build_worker, load=load), undo, LogLines(None))
+            start(config, partial(build_worker, load=load), undo, LogLines(None))
         )
         undo.callback(may_load.set)
         async with open_channel(address, config, ServiceRole.WORKER) as channel:
@@ -65,6 +65,6 @@ async def test_a_scheduler_that_stands_by_serves(store_url: str, cluster: str) -
 async def _scheduler(service_id: str, store_url: str, cluster: str, undo: AsyncExitStack) -> Any:
     """A scheduler that serves, which its health says."""
     config = SchedulerConfig(service_id=service_id, store=store_url, cluster=cluster)
-    runtime, service, _ = await _start(config, build_scheduler, undo, LogLines(None))
+    runtime, service, _ = await start(config, build_scheduler, undo, LogLines(None))
     assert await is_serving(runtime.address, config, ServiceRole.SCHEDULER, within=PATIENCE)
     return service

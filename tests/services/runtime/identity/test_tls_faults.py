@@ -22,7 +22,7 @@ from services.runtime.identity.roles import ServiceRole
 from services.runtime.identity.tls_faults import own_fault
 from services.runtime.logs import LogLines
 from services.runtime.server import GrpcServer
-from services.runtime.service import _start
+from services.runtime.service import start
 from services.runtime.stream import Dialled, Outbox
 from services.runtime.wire import dial_control
 from services.scheduler.__main__ import build
@@ -76,7 +76,7 @@ async def test_a_service_with_such_a_certificate_does_not_start(
     config = SchedulerConfig(store=store_url, cluster=cluster, **ours)
     async with AsyncExitStack() as undo:
         with pytest.raises(HeadwayError, match=r"our certificate .*cert\.pem does not name"):
-            await _start(config, build, undo, LogLines(None))
+            await start(config, build, undo, LogLines(None))
 
 
 async def reason_of(caller: Files, server: Files, role: ServiceRole = ServiceRole.WORKER) -> str:
