@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from headway.errors import invalid
@@ -12,6 +12,7 @@ from proof.vopr.draw import draw
 from proof.vopr.history import History, run
 from proof.vopr.scenario import FaultKind, SeedScenario
 
+Live = Callable[[SeedScenario], History]
 STANDARD = range(200)
 """The seeds that every test run lives through."""
 
@@ -67,10 +68,21 @@ STATES = (
 
 
 class SeedCampaign:
-    """A run of scenarios, one after the other."""
+    """A run of scenarios, one after the other: ``live`` lives through each.
 
-    def __init__(self, scenarios: Iterable[Callable[[], SeedScenario]], num_planned: int) -> None:
+    ``states``: what a run of many has to reach.
+    """
+
+    def __init__(
+        self,
+        scenarios: Iterable[Callable[[], SeedScenario]],
+        num_planned: int,
+        live: Live = run,
+        states: Sequence[str] = STATES,
+    ) -> None:
         self._scenarios = scenarios
+        self._live = live
+        self._states = states
         self.is_single = num_planned == 1
         self.num_histories = 0
         self.num_requests = self.num_tokens = self.num_passes = 0
@@ -80,25 +92,29 @@ class SeedCampaign:
         self.ends: Counter[str] = Counter()
 
     @classmethod
-    def of_seeds(cls, seeds: range, preset: str = "") -> SeedCampaign:
+    def of_seeds(
+        cls, seeds: range, preset: str = "", live: Live = run, states: Sequence[str] = STATES
+    ) -> SeedCampaign:
         """Return the run of these seeds."""
 
         def scenarios() -> Iterator[Callable[[], SeedScenario]]:
             for seed in seeds:
                 yield partial(draw, seed, preset)
 
-        return cls(scenarios(), len(seeds))
+        return cls(scenarios(), len(seeds), live, states)
 
     @classmethod
-    def of_scenario(cls, scenario: SeedScenario) -> SeedCampaign:
+    def of_scenario(
+        cls, scenario: SeedScenario, live: Live = run, states: Sequence[str] = STATES
+    ) -> SeedCampaign:
         """Return the run of one scenario."""
-        return cls([lambda: scenario], 1)
+        return cls([lambda: scenario], 1, live, states)
 
     def run(self, *, minutes: float = 0.0) -> Iterator[History]:
         """Yield every history as it ends."""
         began_at = time.monotonic()
         for make in self._scenarios:
-            history = run(make())
+            history = self._live(make())
             self._add(history)
             self.seconds = time.monotonic() - began_at
             yield history
@@ -107,7 +123,7 @@ class SeedCampaign:
 
     def missing(self) -> list[str]:
         """Return the faults and states that were never reached."""
-        return [state for state in STATES if not self.sometimes[state]]
+        return [state for state in self._states if not self.sometimes[state]]
 
     def _add(self, history: History) -> None:
         self.num_histories += 1

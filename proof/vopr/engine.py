@@ -7,7 +7,7 @@ the way changes the context, and with it every later token.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -28,11 +28,16 @@ def next_token(context: Sequence[int]) -> int:
     return 1 + value % _VOCABULARY
 
 
-def answer_to(prompt: Sequence[int], most: int, stop: Sequence[int] = ()) -> tuple[int, ...]:
+def answer_to(
+    prompt: Sequence[int],
+    most: int,
+    stop: Sequence[int] = (),
+    draw: Callable[[Sequence[int]], int] = next_token,
+) -> tuple[int, ...]:
     """Return the undisturbed answer: ``most`` tokens, or up to the first stop token."""
     tokens = list(prompt)
     for _ in range(most):
-        tokens.append(next_token(tokens))
+        tokens.append(draw(tokens))
         if tokens[-1] in stop:
             break
     return tuple(tokens[len(prompt) :])
@@ -41,7 +46,15 @@ def answer_to(prompt: Sequence[int], most: int, stop: Sequence[int] = ()) -> tup
 class PagedEngine:
     """The memory of one worker's life: its blocks on the device and in host memory."""
 
-    def __init__(self, num_blocks: int, num_host_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        num_host_blocks: int,
+        block_size: int,
+        draw: Callable[[Sequence[int]], int] = next_token,
+    ) -> None:
+        """``draw`` returns the token that follows a context."""
+        self._draw = draw
         self.block_size = block_size
         self._device = [[_NEVER_WRITTEN] * block_size for _ in range(num_blocks)]
         self._host = [[_NEVER_WRITTEN] * block_size for _ in range(num_host_blocks)]
@@ -89,7 +102,7 @@ class PagedEngine:
         context: list[int] = []
         for block in table[: -(-stop // size)]:
             context += self._device[block]
-        return next_token(context[:stop])
+        return self._draw(context[:stop])
 
     @staticmethod
     def _hidden(items: Sequence[PassItem]) -> HiddenStates | None:

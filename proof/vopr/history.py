@@ -17,9 +17,9 @@ from proof.vopr.world import BrokenPromise
 
 CALM = 12.0
 """Seconds after the last fault in which every request ends, and every worker serves again."""
-_REST = 9.0
+REST = 9.0
 """Seconds after the last request in which every core forgets all requests."""
-_STEP = 0.5
+STEP = 0.5
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ def _live(cluster: SimulatedCluster) -> None:
     _run_until_idle(cluster, kernel.now + CALM, "the cluster serves once the faults are over")
     ends = sum(world.checker.summary.ends.values()) - failed_before
     world.require(ends > 0, "the cluster serves once the faults are over", "nothing ended")
-    kernel.run(kernel.now + _REST)
+    kernel.run(kernel.now + REST)
     _check_rest(cluster)
     world.checker.finish(kernel.now)
     if world.checker.violations:
@@ -94,7 +94,7 @@ def _run_until_idle(cluster: SimulatedCluster, until: float, rule: str) -> None:
     """Let time pass until no client waits; require that this comes in time."""
     world, kernel = cluster.world, cluster.world.kernel
     while world.checker.open_ids and kernel.now < until:
-        kernel.run(kernel.now + _STEP)
+        kernel.run(kernel.now + STEP)
     still = world.checker.open_ids
     world.require(not still, rule, f"{', '.join(still)} did not end by {until:.1f}")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from headway.blocks import BlockPool
 from headway.core.worker.core import WorkerCore
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
 from headway.request import Request, StreamKey
-from proof.vopr.world import BLOCK_SIZE, World
+from proof.vopr.world import BLOCK_SIZE
 
 REMEMBERED = frozenset(
     {
@@ -32,10 +32,17 @@ REMEMBERED = frozenset(
 _PLAIN = (int, float, str, bytes, bool, type(None))
 
 
+class Judge(Protocol):
+    """What ends a history whose promises are broken."""
+
+    def require(self, holds: bool, rule: str, detail: str = "") -> None:
+        """End the history unless a promise holds."""
+
+
 # --- at every moment --------------------------------------------------------------------
 
 
-def check_blocks(world: World, name: str, core: WorkerCore) -> None:
+def check_blocks(world: Judge, name: str, core: WorkerCore) -> None:
     """Require that the block books of every unit of a worker add up."""
     for unit in core.units:
         problem = _problem_of_blocks(unit)

@@ -17,9 +17,13 @@ T = TypeVar("T")
 MOST_RUNS = 400
 
 
-def shrink(history: History, most_runs: int = MOST_RUNS) -> History:
+def shrink(
+    history: History,
+    most_runs: int = MOST_RUNS,
+    live: Callable[[SeedScenario], History] = run,
+) -> History:
     """Return the smallest failing history found within so many runs."""
-    search = _Search(history, most_runs)
+    search = _Search(history, most_runs, live)
     search.drop_items()
     search.simplify()
     return search.best
@@ -28,7 +32,10 @@ def shrink(history: History, most_runs: int = MOST_RUNS) -> History:
 class _Search:
     """The smallest failing history so far."""
 
-    def __init__(self, history: History, most_runs: int) -> None:
+    def __init__(
+        self, history: History, most_runs: int, live: Callable[[SeedScenario], History]
+    ) -> None:
+        self._live = live
         self.best = history
         self._rules = history.rules
         self._num_left = most_runs
@@ -61,7 +68,7 @@ class _Search:
         if self._num_left <= 0:
             return False
         self._num_left -= 1
-        history = run(scenario)
+        history = self._live(scenario)
         if not history.rules & self._rules:
             return False
         self.best = history

@@ -1,0 +1,185 @@
+"""One life of a live service: started, drained and stopped by the live runtime."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from proof.shells.engine import MemoryEngine
+from proof.shells.loop import ProcessLife
+from proof.shells.world import ShellWorld, VirtualMachine
+from proof.vopr.scenario import SeedScenario
+from proof.vopr.world import BLOCK_SIZE, MODEL, Times
+from services.gateway.config import GatewayConfig
+from services.gateway.model_loading import load_models
+from services.gateway.served_model import ServedModels
+from services.gateway.service import GatewayService
+from services.gateway.service import build as build_gateway
+from services.runtime.essential import Ending
+from services.runtime.logs import LogLines
+from services.runtime.service import Runtime, Service, start
+from services.runtime.service import drain as drain_service
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.service import SchedulerService
+from services.worker.config import WorkerConfig
+from services.worker.servicer import WorkerServicer
+from services.worker.servicer import build as build_worker
+
+_PORTS = {"g": 50_100, "k": 50_200, "s": 50_300, "w": 50_400}
+"""The first port of each kind of process: of gateways, their token sinks, schedulers, workers."""
+_PROFILE = "llama-8b-a100"
+
+
+def address_of(name: str) -> str:
+    """Return where a process listens, whatever life it has."""
+    return f"127.0.0.1:{_PORTS[name[0]] + int(name[1:])}"
+
+
+class ShellProcess:
+    """One life of a process, from its start to its end."""
+
+    def __init__(self, world: ShellWorld, name: str, config: Any, build: Any) -> None:
+        self.world = world
+        self.name = name
+        self.life = ProcessLife(world.loop, name)
+        self.machine = VirtualMachine(world, name)
+        self.service: Service | None = None
+        self.is_draining = False
+        self.secret_file = _secret_file()
+        self.gone: Callable[[], None] = lambda: None
+        self._ending: Ending | None = None
+        self.life.handler = partial(world.failed, self.life)
+        world.loop.start(self.life, self._live(config, build))
+
+    async def _live(self, config: Any, build: Any) -> None:
+        self._ending = ending = Ending()
+        async with AsyncExitStack() as undo:
+            started = await start(config, build, undo, LogLines(None), self.machine)
+            self.service = started[1]
+            await drain_service(*started, ending)
+        self.world.loop.later(0.0, self.gone)
+
+    def drain(self) -> None:
+        """CallEnd as after SIGTERM: running work first."""
+        self.is_draining = True
+        if self._ending is not None:
+            self._ending.begins.set()
+        else:
+            self.gone()
+
+
+class GatewayShell(ShellProcess):
+    """A gateway."""
+
+    def __init__(self, world: ShellWorld, name: str, skew: float, preset: str) -> None:
+        config = gateway_config(world.scenario, name, skew, preset)
+        super().__init__(world, name, config, build_gateway)
+
+    @property
+    def core(self) -> Any:
+        """Its core, None until it has started."""
+        return self.service._core if isinstance(self.service, GatewayService) else None
+
+
+class SchedulerShell(ShellProcess):
+    """A scheduler."""
+
+    def __init__(self, world: ShellWorld, name: str, skew: float, preset: str) -> None:
+        config = SchedulerConfig(**_common(name, name, skew, preset), leader_ttl=Times().leader_ttl)
+        super().__init__(world, name, config, _build_scheduler)
+
+    @property
+    def core(self) -> Any:
+        """The core of its term, None without one."""
+        term = self.service._term if isinstance(self.service, SchedulerService) else None
+        return term._core if term is not None and term.has_begun else None
+
+
+class WorkerShell(ShellProcess):
+    """A worker."""
+
+    def __init__(
+        self, world: ShellWorld, name: str, skew: float, preset: str, worker_id: str, role: str
+    ) -> None:
+        shape = world.scenario.shape
+        config = WorkerConfig(
+            **_common(name, worker_id, skew, preset),
+            model_name=MODEL,
+            role=role,
+            dp=shape.num_units,
+            chunk_tokens=shape.chunk_tokens,
+            block_size=BLOCK_SIZE,
+            num_blocks=shape.num_blocks,
+            prefix_caching=shape.prefix_caching,
+            predict_every=0,
+            move_rounds=4,
+            async_scheduling=shape.runs_ahead,
+            transfer_timeout=Times().transfer_timeout,
+        )
+        super().__init__(world, name, config, partial(build_worker, load=self._load))
+
+    def _load(self, config: WorkerConfig) -> MemoryEngine:
+        return MemoryEngine(self.world, self.machine)
+
+    @property
+    def core(self) -> Any:
+        """Its core, None until its model is loaded."""
+        service = self.service._service if isinstance(self.service, WorkerServicer) else None
+        return service._core if service is not None else None
+
+    @property
+    def role(self) -> str:
+        """The role that it serves in, "" until its model is loaded."""
+        service = self.service._service if isinstance(self.service, WorkerServicer) else None
+        return service.role.value if service is not None else ""
+
+
+async def _build_scheduler(runtime: Runtime[SchedulerConfig]) -> SchedulerService:
+    service = SchedulerService(runtime, runtime.metrics)
+    runtime.server.add(service.links)
+    return service
+
+
+def gateway_config(scenario: SeedScenario, name: str, skew: float, preset: str) -> GatewayConfig:
+    """Return a gateway's configuration."""
+    return GatewayConfig(
+        **_common(name, name, skew, preset),
+        sink_listen=address_of(f"k{name[1:]}"),
+        http_port=0,
+        model_name=MODEL,
+        max_model_len=scenario.shape.num_blocks * BLOCK_SIZE,
+        request_timeout=scenario.request_timeout,
+        access_log=False,
+    )
+
+
+@cache
+def models_of(num_blocks: int) -> ServedModels:
+    """Return the models of gateways whose workers have so many blocks."""
+    scenario = SeedScenario(0)
+    config = gateway_config(scenario, "g0", 0.0, "sbs")
+    return load_models(config.model_copy(update={"max_model_len": num_blocks * BLOCK_SIZE}))
+
+
+def _common(name: str, service_id: str, skew: float, preset: str) -> dict[str, Any]:
+    return {
+        "service_id": service_id,
+        "cluster": "proof",
+        "listen": address_of(name),
+        "preset": preset,
+        "profile": _PROFILE,
+        "clock_error": skew,
+        "drain_timeout": 10.0,
+        "hang_timeout": 0.0,
+        "cluster_secret_file": _secret_file(),
+    }
+
+
+@cache
+def _secret_file() -> Path:
+    """Return the file with the secret of all clusters."""
+    return Path(tempfile.mkdtemp(prefix="headway-proof-")) / "secret"

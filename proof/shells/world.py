@@ -1,0 +1,154 @@
+"""What all processes of one history share: loop, wires, store, and what has happened."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from random import Random
+from typing import Any
+
+from headway.forward_pass import ForwardPass
+from proof.checker import DIED, Checker, Record
+from proof.shells.loop import ProcessLife, VirtualLoop, VirtualThread
+from proof.shells.rpc import Ports
+from proof.shells.store import MemoryClient, MemoryRedis
+from proof.shells.wires import MemoryNetwork
+from proof.vopr.scenario import SeedScenario
+from proof.vopr.world import DEVICE_FAILED, Broken
+from services.runtime.clock import Clock
+from services.runtime.config import ServiceConfig
+from services.runtime.machine import Machine
+from services.runtime.store import Store
+
+EPOCH = 1_700_000_000.0
+"""The true time, in seconds since the epoch, when a history begins."""
+_THREAD_DELAY = 2e-4
+
+
+class VirtualClock(Clock):
+    """The clock of a host that is ``error`` seconds ahead, on virtual time."""
+
+    def __init__(self, loop: VirtualLoop, error: float) -> None:
+        self._loop = loop
+        self._error = error
+
+    def now(self) -> float:
+        """Return the time, in seconds since the epoch."""
+        return EPOCH + self._error + self._loop.time()
+
+
+class VirtualMachine(Machine):
+    """The machine of one life of a process: its passes take what the world says."""
+
+    def __init__(self, world: ShellWorld, name: str) -> None:
+        self._world = world
+        self._rng = Random(world.rng.getrandbits(64))
+        self.engine_drag = 1.0
+        """How many times longer its passes take."""
+        self.pass_failures = 0
+        """Passes that will fail, for the device's sake."""
+        self.is_computing = False
+        self.name = name
+
+    def clock(self, error: float) -> Clock:
+        """Return the host's clock."""
+        return VirtualClock(self._world.loop, error)
+
+    async def connect(self, config: ServiceConfig) -> Store:
+        """Return a store that may be away."""
+        return Store(MemoryClient(self._world.store).as_redis(), config.cluster)
+
+    def draw(self, num_bytes: int) -> bytes:
+        """Return bytes of the history's seed."""
+        return self._rng.randbytes(num_bytes)
+
+    def thread(self, name: str) -> Executor:
+        """Return a thread on virtual time."""
+        return VirtualThread(self._world.loop, self._seconds)
+
+    def _seconds(self, arguments: Sequence[Any]) -> float:
+        passes = [each for each in arguments if isinstance(each, ForwardPass)]
+        return sum(map(self.pass_seconds, passes)) or _THREAD_DELAY
+
+    def pass_seconds(self, forward_pass: ForwardPass) -> float:
+        """Return how long a pass takes."""
+        num_tokens = sum(len(item.token_ids) for item in forward_pass.items)
+        shape = self._world.scenario.shape
+        return shape.pass_seconds * (1.0 + num_tokens / 32) * self.engine_drag
+
+
+class ShellWorld:
+    """One history."""
+
+    def __init__(self, scenario: SeedScenario, loop: VirtualLoop) -> None:
+        self.scenario = scenario
+        self.loop = loop
+        self.rng = Random(scenario.seed)
+        self.sometimes: Counter[str] = Counter()
+        self.wires = MemoryNetwork(loop, self.rng, self.hit, self.happened)
+        self.ports = Ports(self.wires)
+        self.store = MemoryRedis(loop, self.rng, EPOCH, self.hit)
+        self.checker = Checker(bound=2.0)
+        self.broken: list[Broken] = []
+        self.num_passes = 0
+        self.deaths: list[float] = []
+        """When workers ended, or stood still for so long that everybody gave them up."""
+        self.failures: list[float] = []
+        """When passes failed."""
+        self.fails = loop.create_future()
+        """Done once a promise is broken."""
+        self.log: list[str] | None = None
+        """Everything that has happened, if somebody wants to read it."""
+        self._digest = hashlib.blake2b(digest_size=16)
+        loop.thread_delay = lambda: self.rng.random() * 2 * _THREAD_DELAY
+
+    def hit(self, state: str) -> None:
+        """Count that an interesting state was reached."""
+        self.sometimes[state] += 1
+
+    def record(self, record: Record) -> None:
+        """Take what a client did or read."""
+        self.happened(repr(record))
+        self.checker.take(record)
+        if self.checker.violations:
+            self._fail()
+
+    def excuses(self, message: str, since: float) -> bool:
+        """Return whether a refusal is due to what has happened at least twice since an instant."""
+        for said, instants in ((DIED, self.deaths), (DEVICE_FAILED, self.failures)):
+            if said in message:
+                return sum(at >= since for at in instants) >= 2
+        return False
+
+    def happened(self, what: str) -> None:
+        """Add to the hash of this history."""
+        if self.loop.is_over:
+            return
+        line = f"{self.loop.time()!r} {what}"
+        self._digest.update(line.encode() + b"\n")
+        if self.log is not None:
+            self.log.append(line)
+
+    @property
+    def digest(self) -> str:
+        """The hash of everything that has happened."""
+        return self._digest.hexdigest()
+
+    def require(self, holds: bool, rule: str, detail: str = "") -> None:
+        """CallEnd the history soon unless a promise holds."""
+        if not holds and not self.loop.is_over:
+            self.broken.append(Broken(self.loop.time(), rule, detail))
+            self._fail()
+
+    def _fail(self) -> None:
+        if not self.fails.done():
+            self.fails.set_result(None)
+
+    def failed(self, life: ProcessLife, context: dict[str, Any]) -> None:
+        """Take an error that nobody awaits, or that ended a task which a process lives by."""
+        error = context.get("exception")
+        self.require(
+            False, "a shell raises nothing", f"{life.name}: {context['message']}: {error!r}"
+        )
