@@ -85,6 +85,7 @@ ToGateway = Placed | Rejected | Lost
 class WantedReports:
     """Reports that a scheduler's policies read besides those every worker sends.
 
+    A hello has those that are always read. An order replaces them, whenever there is a choice.
     Values out of range are refused (HeadwayError).
     """
 
@@ -399,7 +400,7 @@ class HandoffResult:
     fencing_token: int = 0
 
 
-Order = Dispatch | Handoff | CancelHandoff | CancelStream | GiveBack | Drain | Tuned
+Order = Dispatch | Handoff | CancelHandoff | CancelStream | GiveBack | Drain | Tuned | WantedReports
 """A leader's message to a worker, after its hello."""
 ToWorker = ControlHello | Order
 FromWorker = Snapshot | Accepted | EndForward | HandoffResult | HandedBack | LoadReport

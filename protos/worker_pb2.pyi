@@ -31,6 +31,7 @@ class SchedulerToWorker(_message.Message):
     TUNED_FIELD_NUMBER: _builtins.int
     GIVE_BACK_FIELD_NUMBER: _builtins.int
     CANCEL_HANDOFF_FIELD_NUMBER: _builtins.int
+    WANTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___ControlHello: ...
     @_builtins.property
@@ -47,6 +48,10 @@ class SchedulerToWorker(_message.Message):
     def give_back(self) -> Global___GiveBack: ...
     @_builtins.property
     def cancel_handoff(self) -> Global___CancelHandoff: ...
+    @_builtins.property
+    def wants(self) -> Global___WantedReports:
+        """from now on, in place of the hello's"""
+
     def __init__(
         self,
         *,
@@ -58,12 +63,13 @@ class SchedulerToWorker(_message.Message):
         tuned: Global___Tuned | None = ...,
         give_back: Global___GiveBack | None = ...,
         cancel_handoff: Global___CancelHandoff | None = ...,
+        wants: Global___WantedReports | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "cancel_handoff", b"cancel_handoff", "dispatch", b"dispatch", "drain", b"drain", "give_back", b"give_back", "handoff", b"handoff", "hello", b"hello", "tuned", b"tuned"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "cancel_handoff", b"cancel_handoff", "dispatch", b"dispatch", "drain", b"drain", "give_back", b"give_back", "handoff", b"handoff", "hello", b"hello", "tuned", b"tuned", "wants", b"wants"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "cancel_handoff", b"cancel_handoff", "dispatch", b"dispatch", "drain", b"drain", "give_back", b"give_back", "handoff", b"handoff", "hello", b"hello", "tuned", b"tuned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cancel", b"cancel", "cancel_handoff", b"cancel_handoff", "dispatch", b"dispatch", "drain", b"drain", "give_back", b"give_back", "handoff", b"handoff", "hello", b"hello", "tuned", b"tuned", "wants", b"wants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "dispatch", "handoff", "cancel", "drain", "tuned", "give_back", "cancel_handoff"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "dispatch", "handoff", "cancel", "drain", "tuned", "give_back", "cancel_handoff", "wants"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

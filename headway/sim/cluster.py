@@ -119,7 +119,8 @@ class SimCluster:
             worker.post(self._hello())
 
     def _hello(self) -> LeaderConnected:
-        return LeaderConnected(wanted_reports(self.spec.scheduler), self._leader.term)
+        wants = wanted_reports(self.spec.scheduler, has_choice=False)
+        return LeaderConnected(wants, self._leader.term)
 
     # --- instances --------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class Term:
         self._metrics = metrics
         self._fencing_token = fencing_token
         self._hello = ControlHello(
-            runtime.config.service_id, fencing_token, wanted_reports(settings)
+            runtime.config.service_id, fencing_token, wanted_reports(settings, has_choice=False)
         )
         self._core = SchedulerCore(settings)
         self._journal = Journal(runtime.store, fencing_token, metrics.wrote)

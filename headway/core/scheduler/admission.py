@@ -127,8 +127,11 @@ def refuse_for_now(
     return Rejected(request.key, Code.RESOURCE_EXHAUSTED, message, retry_after)
 
 
-def wanted_reports(settings: SchedulerSettings) -> WantedReports:
-    """Return the reports that the policies declare they read."""
+def wanted_reports(settings: SchedulerSettings, *, has_choice: bool = True) -> WantedReports:
+    """Return the reports that the policies declare they read.
+
+    Where there is no other unit to place or move a request to, nobody reads loads and lengths.
+    """
     dispatching: Dispatching = registry.make(
         "dispatch", settings.dispatch, **settings.dispatch_params
     )
@@ -138,14 +141,14 @@ def wanted_reports(settings: SchedulerSettings) -> WantedReports:
     rescheduling: Rescheduling = registry.make(
         "rescheduling", settings.rescheduling, **settings.rescheduling_params
     )
-    reads_loads = rescheduling.interval < inf or placement.reads_ahead
+    reads_loads = has_choice and (rescheduling.interval < inf or placement.reads_ahead)
     horizon = horizon_of(settings)
     return WantedReports(
         phases=dispatching.reads_phases or placement.reads_phases,
         load_interval=min(_LOADS_EVERY, rescheduling.interval / 2) if reads_loads else inf,
         num_steps=horizon.num_steps,
         step_tokens=horizon.step_tokens,
-        lengths=rescheduling.reads_lengths or placement.reads_ahead,
+        lengths=has_choice and (rescheduling.reads_lengths or placement.reads_ahead),
         work=settings.measures_work,
     )
 

@@ -35,6 +35,7 @@ from headway.core.scheduler.prefill import MAX_RETRY_AFTER, PrefillPool
 from headway.core.scheduler.reports import WorkerReports
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.scheduler.state import SchedulerState
+from headway.core.scheduler.wants import Wants
 from headway.errors import Code
 from headway.messages import (
     Accepted,
@@ -63,6 +64,7 @@ class SchedulerCore:
         self._books = Books(self._state, self._instances)
         self._decode = DecodePlacer(self._state, self._instances, self._books)
         self._mover = Mover(self._state, self._instances, self._decode)
+        self._wants = Wants(self._state, self._instances)
         self._gamma = GammaFits(self._state, self._instances)
         self._memory = LeaderMemory(self._state)
         self._fleet = FleetMeter(self._instances)
@@ -310,6 +312,7 @@ class SchedulerCore:
         self._mover.drains.update(self._instances[worker_id])
         self._gamma.tell(self._instances[worker_id])
         self._memory.heard(worker_id)
+        self._wants.heard(worker_id)
         self._update(worker_id)
         self._pool(model).claimed(snapshot)
         for held in snapshot.held:
@@ -324,6 +327,7 @@ class SchedulerCore:
         instance = self._instances.pop(worker_id, None)
         if instance is None:
             return
+        self._wants.forget(worker_id)
         self._update(worker_id)
         self._mover.forget(worker_id)
         self.pictures.forget(worker_id)
@@ -334,6 +338,7 @@ class SchedulerCore:
         """Note an instance that has joined, left, or changed what it takes."""
         self._decode.update()
         self._limits.update()
+        self._wants.update()
         for pool in self._pools.values():
             pool.update(worker_id)
 

@@ -52,6 +52,7 @@ from headway.messages import (
     Handoff,
     MeasuredCosts,
     Tuned,
+    WantedReports,
 )
 from headway.policies.batching import Batching
 from headway.policies.estimation import Estimation
@@ -204,6 +205,9 @@ class WorkerCore:
             case LeaderConnected(wants, fencing_token):
                 state.fencing_token = fencing_token
                 actions += [each for each in self._reports.greet(wants) if each is not None]
+            case WantedReports():
+                load = self._reports.want(event)
+                actions += [] if load is None else [load]
             case PassCut(num_steps):
                 clock = self._flights[0].clock if self._flights else None
                 if clock is not None:
@@ -273,7 +277,7 @@ class WorkerCore:
                 planned = self._leaps.begin(in_pass, until, now)
             else:
                 planned = PlannedPass((), in_pass)
-        self._launch(planned, actions)
+        self._launch(planned, actions, now)
 
     def _run_ahead(self, flight: Flight, actions: list[WorkerAction], now: float) -> None:
         """Plan the pass behind the one in flight, if that is possible without its tokens."""
@@ -283,9 +287,9 @@ class WorkerCore:
         with taken_for_granted(flight.in_pass):
             for unit in self._state.units:
                 in_pass += self._planner.plan(unit, now=now, gently=True)
-            self._launch(PlannedPass([item for item, _ in in_pass], in_pass), actions)
+            self._launch(PlannedPass([item for item, _ in in_pass], in_pass), actions, now)
 
-    def _launch(self, planned: PlannedPass, actions: list[WorkerAction]) -> None:
+    def _launch(self, planned: PlannedPass, actions: list[WorkerAction], now: float) -> None:
         state, in_pass = self._state, planned.in_pass
         swapped_out, swapped_in = state.take_swaps()
         if not (in_pass or swapped_out or swapped_in or planned.leap):
@@ -298,7 +302,7 @@ class WorkerCore:
             swapped_out,
             swapped_in,
             saved=() if swapped_out else state.take_saves(),  # who has no room goes first
-            hidden=state.predictions.wanted(in_pass),
+            hidden=state.predictions.wanted(in_pass, now=now),
             ended=state.take_ended(),
         )
         leaving = [s for swap in swapped_out if (s := state.find(swap.key)) is not None]

@@ -46,8 +46,11 @@ from headway.messages import (
     GiveBack,
     Handoff,
     HandoffResult,
+    LoadReport,
     MeasuredCosts,
+    Snapshot,
     Tuned,
+    WantedReports,
 )
 from headway.policies.batching import Batching
 from headway.policies.batching.boost import Boosted, effective_work
@@ -158,9 +161,8 @@ class PlanningEngineCore:
                 for key in [k for k in self._unit.sequences if k.gateway_id == gateway_id]:
                     self._cancel(key, actions)
                 self._state.outbox.forget(gateway_id)
-            case LeaderConnected(wants, fencing_token):
-                self._state.fencing_token = fencing_token
-                actions += [each for each in self._reports.greet(wants) if each is not None]
+            case LeaderConnected() | WantedReports():
+                self._on_wanted(event, actions)
             case Tuned(gamma):
                 self._boost.tune(gamma)
                 actions.append(EngineTune(gamma))
@@ -206,6 +208,18 @@ class PlanningEngineCore:
         return sequence is not None and sequence.stage is Stage.WAITING
 
     # --- orders -----------------------------------------------------------------------
+
+    def _on_wanted(
+        self, event: LeaderConnected | WantedReports, actions: list[PlanningAction]
+    ) -> None:
+        """Greet a leader, or report what it reads from now on."""
+        found: list[Snapshot | LoadReport | None]
+        if isinstance(event, WantedReports):
+            found = [self._reports.want(event)]
+        else:
+            self._state.fencing_token = event.fencing_token
+            found = [*self._reports.greet(event.wants)]
+        actions += [each for each in found if each is not None]
 
     def _on_dispatch(self, dispatch: Dispatch, actions: list[PlanningAction]) -> None:
         actions.append(Accepted(dispatch.dispatch_id))

@@ -1,7 +1,9 @@
 """Remaining lengths of requests: the predictor's answers, and estimates between them.
 
-A decoding request is asked for at its first pass here and then every k-th token (STAR, section 4).
-Nothing waits for an answer, and the next one makes up for a lost one.
+A batching policy that ranks by lengths has each decoding request asked for at its first pass here
+and then every k-th token (STAR, section 4). Where reports alone show them, one pass before each
+report asks for all that are k tokens further: what nobody reads is not predicted. Nothing waits for
+an answer, and the next one makes up for a lost one.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ class Predictions:
         """True if the batching policy reads remaining lengths."""
         self.is_reported = False
         """True if the scheduler's policies read them in this worker's reports."""
+        self.ask_at = inf
+        """Instant from which a pass asks for what the next report shows; infinite once it has."""
 
     def of(self, request: Request) -> Length:
         """Return what is known of an arriving request; ``estimate`` follows."""
@@ -102,12 +106,17 @@ class Predictions:
 
     # --- the predictor ----------------------------------------------------------------
 
-    def wanted(self, in_pass: Iterable[tuple[PassItem, Sequence]]) -> tuple[int, ...]:
+    def wanted(
+        self, in_pass: Iterable[tuple[PassItem, Sequence]], *, now: float
+    ) -> tuple[int, ...]:
         """Return the places of requests that are due for a prediction; none if nobody reads it."""
-        is_read = self.ranks_requests or self.is_reported
+        is_read = self.ranks_requests or (self.is_reported and now >= self.ask_at)
         if not (is_read and self.is_on and self._every):
             return ()
-        return tuple(n for n, (item, s) in enumerate(in_pass) if self._is_due(item, s.length))
+        due = tuple(n for n, (item, s) in enumerate(in_pass) if self._is_due(item, s.length))
+        if due:
+            self.ask_at = inf
+        return due
 
     def _is_due(self, item: PassItem, length: Length) -> bool:
         num_output_tokens = item.num_output_tokens

@@ -28,6 +28,8 @@ from headway.request import FinishReason, Phase
 DOUBTFUL = 10.0
 """Seconds in which the last tokens of a request have surely reached its gateway, or its stream is
 known to be broken."""
+_ASK_AFTER = 0.75
+"""Share of the time between two load reports: answers are there by the next, and still new."""
 _MOST_ENDED = 1024
 _MOST_NAMES = 32_768
 """Names of cached beginnings in a snapshot: half a megabyte."""
@@ -64,12 +66,23 @@ class Reports:
 
     def greet(self, wants: WantedReports) -> tuple[Snapshot, LoadReport | None]:
         """Return the snapshot for a new scheduler, and the load if it wants that now."""
+        load = self.want(wants)
+        # The snapshot reports what has ended by omitting it; a doubt may have met no leader.
+        self._state.news.finished[:] = self._doubted
+        return self.snapshot(), load
+
+    def want(self, wants: WantedReports) -> LoadReport | None:
+        """Report this from now on; return the load if that is wanted now."""
         self._wants = wants
         self._state.predictions.is_reported = wants.lengths
         self.work.is_on = wants.work
-        # The snapshot reports what has ended by omitting it; a doubt may have met no leader.
-        self._state.news.finished[:] = self._doubted
-        return self.snapshot(), self.load_report(self._reported_at)
+        self._ask_before_report()
+        return self.load_report(self._reported_at)
+
+    def _ask_before_report(self) -> None:
+        """Have lengths predicted shortly before the next load report, which shows them."""
+        ask_after = _ASK_AFTER * self._wants.load_interval
+        self._state.predictions.ask_at = self._load_reported_at + ask_after
 
     def end_forward(
         self, pass_id: int, pass_time: float, dispatch_ids: Iterable[int], now: float
@@ -134,6 +147,7 @@ class Reports:
             if wants.load_interval == inf or not is_empty:
                 return None
         self._load_reported_at = now
+        self._ask_before_report()
         self._state.catch_up()
         horizon = Horizon(wants.num_steps, wants.step_tokens)
         running = tuple(_running_requests(unit, horizon) for unit in units)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+import pytest
+
 from headway.cluster import Role, UnitLoad
 from headway.core.scheduler.events import WorkerReported
 from headway.messages import (
@@ -37,10 +39,17 @@ def make_cluster(
     return scheduler
 
 
-def report(scheduler: SchedulerHarness, worker_id: str, **tokens: int) -> None:
+def report(
+    scheduler: SchedulerHarness, worker_id: str, *, lost_tokens: int = 0, **tokens: int
+) -> None:
     numbers = [int(name[1:]) for name in tokens]
     unit = RunningRequests(
-        0, tuple(key(n) for n in numbers), tuple(tokens.values()), (500.0,) * len(numbers), ()
+        0,
+        tuple(key(n) for n in numbers),
+        tuple(tokens.values()),
+        (500.0,) * len(numbers),
+        (),
+        lost_tokens,
     )
     scheduler.post(WorkerReported(worker_id, LoadReport((unit,))))
 
@@ -90,6 +99,17 @@ def test_a_running_request_moves_between_equal_kv_layouts_alone() -> None:
     report(scheduler, "d2")
     scheduler.wait(6.0)
     assert {target for _, target in moves(scheduler)} <= {"d1"}
+
+
+@pytest.mark.parametrize(("lost_tokens", "targets"), [(0, ["d1"]), (2400, [])])
+def test_a_unit_that_has_preempted_what_it_must_compute_again_is_not_light(
+    lost_tokens: int, targets: list[str]
+) -> None:
+    scheduler = make_cluster(rescheduling="current-load")
+    report(scheduler, "d0", r1=900, r2=800, r3=700)
+    report(scheduler, "d1", lost_tokens=lost_tokens)
+    scheduler.wait(6.0)
+    assert [target for _, target in moves(scheduler)] == targets
 
 
 def test_its_gateway_is_told_when_it_has_moved() -> None:

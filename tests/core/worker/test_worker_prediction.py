@@ -38,7 +38,7 @@ def asked(worker: WorkerHarness) -> list[tuple[int, ...]]:
 
 def asking_worker(role: Role = Role.UNIFIED) -> WorkerHarness:
     worker = make_worker(role, predict_every=5)
-    worker.post(LeaderConnected(WantedReports(lengths=True)))
+    worker.post(LeaderConnected(WantedReports(load_interval=0.0, lengths=True)))
     worker.post(PredictorKnown(True))
     return worker
 
@@ -111,6 +111,39 @@ def test_nothing_is_asked_for_where_nobody_reads_lengths() -> None:
         worker.post(dispatch(make_request(1, max_tokens=9)))
         worker.run_all()
     assert asked(worker) == []
+
+
+def test_where_reports_alone_show_lengths_one_pass_before_each_asks_for_all_of_them() -> None:
+    worker = make_worker(predict_every=5)
+    worker.post(LeaderConnected(WantedReports(load_interval=0.01, lengths=True)))
+    worker.post(PredictorKnown(True))
+    worker.post(dispatch(make_request(1, max_tokens=60), make_request(2, max_tokens=60)))
+    asked_at, reported_at = [], []
+    for _ in range(30):
+        before = len(worker.log)
+        worker.run_pass()  # a millisecond
+        asked_at += [worker.now for a in worker.log[before:] if isinstance(a, AskPredictor)]
+        reported_at += [worker.now for a in worker.log[before:] if isinstance(a, LoadReport)]
+    assert len(asked_at) == len(reported_at) == 3
+    assert all(0.0 < shown - at < 0.004 for at, shown in zip(asked_at, reported_at, strict=True))
+    assert [len(tokens) for tokens in asked(worker)] == [2, 2, 2]
+
+
+def test_an_order_changes_what_is_reported_and_what_is_predicted_for_it() -> None:
+    worker = make_worker(predict_every=5)
+    worker.post(LeaderConnected(WantedReports()))
+    worker.post(PredictorKnown(True))
+    worker.post(dispatch(make_request(1, max_tokens=60)))
+    for wants, is_read in (
+        (WantedReports(load_interval=0.0, lengths=True), True),
+        (WantedReports(), False),
+    ):
+        worker.post(wants)
+        begins = len(worker.log)
+        for _ in range(7):
+            worker.run_pass()
+        found = {type(action) for action in worker.log[begins:]}
+        assert (AskPredictor in found, LoadReport in found) == (is_read, is_read)
 
 
 def test_a_batching_policy_that_ranks_by_lengths_has_them_predicted() -> None:

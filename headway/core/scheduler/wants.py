@@ -1,0 +1,49 @@
+"""What workers report: loads and lengths only where a request has more than one place to be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from headway.core.scheduler.admission import wanted_reports
+from headway.core.scheduler.decode import Pool, pool_of
+from headway.core.scheduler.instance import Instance
+from headway.core.scheduler.state import SchedulerState
+
+
+class Wants:
+    """Orders that change a worker's reports as units of its pool come and go.
+
+    A hello asks for nothing that a choice alone reads: its sender does not know the pool.
+    """
+
+    def __init__(self, state: SchedulerState, instances: Mapping[str, Instance]) -> None:
+        self._state = state
+        self._instances = instances
+        self._wants = {
+            has_choice: wanted_reports(state.settings, has_choice=has_choice)
+            for has_choice in (False, True)
+        }
+        self._told: dict[str, bool] = {}
+
+    def heard(self, worker_id: str) -> None:
+        """Note that a worker may have been greeted again."""
+        self._told[worker_id] = False
+
+    def forget(self, worker_id: str) -> None:
+        """Forget a worker that is gone."""
+        self._told.pop(worker_id, None)
+
+    def update(self) -> None:
+        """Tell workers of pools that have come to offer a choice, or offer none any more."""
+        if self._wants[False] == self._wants[True]:
+            return
+        num_units = Counter[Pool]()
+        for instance in self._instances.values():
+            if instance.takes_decode and instance.info.kv_layout:
+                num_units[pool_of(instance)] += instance.info.num_units
+        for worker_id, instance in sorted(self._instances.items()):
+            has_choice = num_units[pool_of(instance)] > 1
+            if self._told.get(worker_id) is not has_choice:
+                self._told[worker_id] = has_choice
+                self._state.tell_worker(worker_id, self._wants[has_choice])
