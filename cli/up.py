@@ -14,7 +14,7 @@ from pathlib import Path
 from cli.options import add_model, add_policy_options, chosen
 from cli.up_screen import Screen
 from headway.errors import Code, HeadwayError
-from headway.presets import PRESETS
+from headway.presets import PRESETS, UNIFIED_PRESET
 from services.local.cluster import LocalCluster, serve
 from services.local.models_file import find_models_file, read_models, refuse_flags_of_models
 from services.local.options import Autoscale, ClusterOptions, PolicyOptions, WorkerCounts
@@ -29,6 +29,7 @@ _SERVICE_FLAGS = (
     "`headway up FILE.toml` serves several models, each a [[model]] of the file (docs/deploy.md)."
 )
 
+_UNIFIED = "if the engine plans, or with preset headway unless roles are given"
 
 _SAME = (
     *("model", "model_name", "schedulers", "device", "dtype", "dp", "predictor", "host", "port"),
@@ -45,10 +46,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--model-name", default="", help="name that requests use; default: the folder's name")
     add("--preset", default="", help=f"one of {', '.join(PRESETS)} (default: the services' own)")
     add_policy_options(parser)
-    add("--prefill", type=int, metavar="N", help="prefill workers (1; 0 if the engine plans)")
-    add("--decode", type=int, metavar="N", help="decode workers (2; 0 if the engine plans)")
+    add("--prefill", type=int, metavar="N", help=f"prefill workers (1; 0 {_UNIFIED})")
+    add("--decode", type=int, metavar="N", help=f"decode workers (2; 0 {_UNIFIED})")
     add("--convertible", type=int, default=0, metavar="N", help="decoders that prefill bursts")
-    add("--unified", type=int, metavar="N", help="workers that do both (0; 1 if the engine plans)")
+    unified = "workers that do both (0; 1 if the engine plans; 3 with preset headway)"
+    add("--unified", type=int, metavar="N", help=unified)
     add("--schedulers", type=int, default=1, metavar="N", help="one leads, others stand by (1)")
     add("--device", default="cpu", help="cpu or cuda; several GPUs are shared out")
     add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
@@ -145,13 +147,29 @@ def _refuse_options_of_one_model(args: argparse.Namespace, file: str) -> None:
 
 
 def _counts(args: argparse.Namespace) -> WorkerCounts:
-    """Return the workers that are asked for; those of an endpoint do everything."""
-    default = (0, 0, 1) if args.engine in MOVES_NO_KV else (1, 2, 0)
+    """Return the workers that are asked for; those of an endpoint do everything.
+
+    So do those of the preset ``headway`` unless a role is given; its autoscaler splits them.
+    """
     given = (args.prefill, args.decode, args.unified)
+    splits = args.convertible or any(number is not None for number in given)
+    default = (1, 2, 0)
+    if args.engine in MOVES_NO_KV:
+        default = (0, 0, 1)
+    elif _starts_unified(args) and not splits:
+        default = (0, 0, 3)
     prefill, decode, unified = (
         own if number is None else number for number, own in zip(given, default, strict=True)
     )
     return WorkerCounts(prefill, decode, args.convertible, unified)
+
+
+def _starts_unified(args: argparse.Namespace) -> bool:
+    """Return whether the preset's workers are unified until a split pays."""
+    if args.preset != UNIFIED_PRESET:
+        return False
+    policies = PolicyOptions(args.preset, *chosen(args), args.profile)
+    return not args.autoscale or "unified" in policies.scaled_roles()
 
 
 def _with_engine(

@@ -117,7 +117,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             estimation="countdown",
             pacing="token-pacer",
             burst="dual-signal",
-            scaling="tokenscale",
+            scaling="headway",
             params=_with(
                 dispatch=MappingProxyType({"passes": True}),
                 packing=MappingProxyType({"order": "readers"}),
@@ -129,6 +129,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 
 PLAIN = Preset("One policy for every question, the simplest.", "")
 """The policies that a preset has where it names none."""
+UNIFIED_PRESET = "headway"
+"""The preset whose workers are unified unless somebody says otherwise (``docs/topology.md``)."""
 SCALED_BY_REQUESTS, SCALED_BY_PROFILE = "blitzscale", "tokenscale"
 """Scaling policies for a preset whose own keeps the number of instances."""
 QUESTIONS = tuple(f.name for f in fields(Preset) if isinstance(f.default, str))

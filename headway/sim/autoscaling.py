@@ -12,6 +12,7 @@ from headway.core.autoscaler.core import (
     FleetReport,
     PublishTargets,
     RateReport,
+    role_changes,
 )
 from headway.core.autoscaler.settings import AutoscalerSettings
 from headway.errors import invalid
@@ -22,7 +23,7 @@ from headway.sim.cluster import SimCluster, SimRequest
 from headway.sim.node import Node
 from headway.sim.worker import InstanceSpec, SimWorker
 
-ROLES = (Role.PREFILL, Role.DECODE, Role.CONVERTIBLE)
+ROLES = (Role.PREFILL, Role.DECODE, Role.CONVERTIBLE, Role.UNIFIED)
 
 
 @dataclass(slots=True)
@@ -57,7 +58,8 @@ class SimAutoscaler:
         self._kinds = kinds
         settings = settings or AutoscalerSettings()
         self._interval = interval = settings.interval
-        self._roles = ROLES if policy.converts else ROLES[:2]
+        given = {Role.CONVERTIBLE: policy.converts, Role.UNIFIED: policy.unifies}
+        self._roles = [role for role in ROLES if given.get(role, True)]
         self._meter = RateMeter(now=cluster.kernel.now)
         self._num_produced = 0
         self._ordered: dict[str, tuple[Role, float]] = {}  # not running yet: role, since when
@@ -111,10 +113,11 @@ class SimAutoscaler:
             window,
             rates.bucket_tokens_per_s,
             burst_tokens_per_s=rates.burst_tokens_per_s,
+            inter_token_limit=rates.inter_token_limit,
         )
 
     def _fleet(self) -> Fleet:
-        prefill, decode, convertible = (self._pool(role) for role in ROLES)
+        prefill, decode, convertible, unified = (self._pool(role) for role in ROLES)
         status = self._cluster.scheduler_core.status()
         waiting = sum(p.num_waiting - p.yielding.num_requests for p in status.pools)
         backlog = sum(p.backlog_tokens - p.yielding.num_tokens for p in status.pools)
@@ -125,7 +128,7 @@ class SimAutoscaler:
         )
         measured = self._cluster.scheduler_core.fleets(now=self._kernel.now) or {}
         samples = [sample for fleet in measured.values() for sample in fleet.samples]
-        return Fleet(first, decode, convertible, samples=samples)
+        return Fleet(first, decode, convertible, unified, samples)
 
     def _pool(self, role: Role) -> PoolLoad:
         workers = [
@@ -138,7 +141,7 @@ class SimAutoscaler:
         num_free = sum(load.num_free_blocks for load in loads)
         return PoolLoad(
             num_ready=len(workers),
-            num_starting=sum(r is role for r, _ in self._ordered.values()),
+            num_starting=self._num_ordered(role),
             num_requests=sum(w.core.num_held for w in workers),
             backlog_tokens=sum(load.queued_prefill_tokens for load in loads),
             busy=self._busy(workers),
@@ -161,17 +164,39 @@ class SimAutoscaler:
     def _perform(self, action: PublishTargets) -> None:
         self._notice_joined()
         targets = action.targets
-        wanted = targets.num_prefill, targets.num_decode, targets.num_convertible
-        for role, number in zip(self._roles, wanted, strict=False):
+        wanted = {role: getattr(targets, f"num_{role.value}") for role in self._roles}
+        if self._policy.unifies:
+            self._change_roles(wanted)
+        for role, number in wanted.items():
             self._steer(role, number)
         self.history.append((self._kernel.now, targets, self.num_gpus))
 
-    def _steer(self, role: Role, wanted: int) -> None:
-        workers = [
+    def _serving(self, role: Role) -> list[str]:
+        """Return the instances of a role that do not drain, oldest first."""
+        return [
             w.worker_id
             for w in self._cluster.workers
             if w.spec.role is role and w.worker_id not in self._draining
         ]
+
+    def _change_roles(self, wanted: Mapping[Role, int]) -> None:
+        """Give instances of a shrinking pool the role of a growing one, as the live steering."""
+        there = {
+            role.value: len(self._serving(role)) + self._num_ordered(role) for role in self._roles
+        }
+        numbers = {role.value: number for role, number in wanted.items()}
+        for source, target, number in role_changes(there, numbers):
+            before, after = Role(source), Role(target)
+            if self._kinds[before].profile != self._kinds[after].profile:
+                continue  # a running instance keeps its chunk
+            for worker_id in self._serving(before)[::-1][:number]:
+                self._cluster.change_role(worker_id, after)
+
+    def _num_ordered(self, role: Role) -> int:
+        return sum(r is role for r, _ in self._ordered.values())
+
+    def _steer(self, role: Role, wanted: int) -> None:
+        workers = self._serving(role)
         ordered = [w for w, (r, _) in self._ordered.items() if r is role]
         for _ in range(wanted - len(workers) - len(ordered)):
             kind = self._kinds[role]
@@ -195,17 +220,22 @@ class SimAutoscaler:
 def autoscale(cluster: SimCluster) -> SimAutoscaler:
     """Let a cluster's instances follow its load, as its spec says; they begin as they are.
 
-    Convertible decoders cost what decoders do. HeadwayError without prefill or decode instances.
+    Convertible decoders cost what decoders do, and roles that are not there what unified ones do.
+    HeadwayError without prefill or decode instances, unless there are unified ones that may change.
     """
     spec = cluster.spec
     assert spec.scaling is not None, "the spec has a scaling policy"
+    policy: Scaling = spec.scaling.make()
     kinds = {kind.role: kind for kind, _ in reversed(spec.instances)}
+    unified = kinds.get(Role.UNIFIED) if policy.unifies else None
     for role in (Role.PREFILL, Role.DECODE):
+        if role not in kinds and unified is not None:
+            kinds[role] = replace(unified, role=role)
         if role not in kinds:
             raise invalid("instances", f"no {role.value}", "prefill and decode ones to autoscale")
-    kinds.setdefault(Role.CONVERTIBLE, replace(kinds[Role.DECODE], role=Role.CONVERTIBLE))
-    policy: Scaling = spec.scaling.make()
+    for role in (Role.CONVERTIBLE, Role.UNIFIED):
+        kinds.setdefault(role, replace(kinds[Role.DECODE], role=role))
     begun = [sum(n for kind, n in spec.instances if kind.role is role) for role in ROLES]
-    prefill, decode, convertible = (PoolLoad(num_ready=count) for count in begun)
-    policy.begin(Fleet(prefill, decode, convertible))
+    prefill, decode, convertible, together = (PoolLoad(num_ready=count) for count in begun)
+    policy.begin(Fleet(prefill, decode, convertible, together))
     return SimAutoscaler(cluster, policy, kinds, settings=spec.autoscaling.settings())

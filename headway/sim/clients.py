@@ -90,6 +90,7 @@ class Clients:
             request.num_output_tokens,
             is_read=request.is_read,
             pacing=self._pacing if request.is_read else None,
+            reader_tpot=service.tpot if (service := request.standing.service) else None,
         )
         sampling = SamplingParams(max_tokens=request.num_output_tokens)
         prompt = prompt_tokens(self._num_asked, request.num_prompt_tokens, request.prefix_hashes)

@@ -9,6 +9,7 @@ from itertools import cycle
 from math import inf
 from types import MappingProxyType
 
+from headway.cluster import Role
 from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import (
     CancelTokens,
@@ -169,6 +170,10 @@ class SimCluster:
         )
         self._workers[worker_id] = worker
         worker.post(self._hello())
+
+    def change_role(self, worker_id: str, role: Role) -> None:
+        """Have a running instance serve another role from now on; its requests go on."""
+        self._workers[worker_id].change_role(role)
 
     def _num_busy(self) -> int:
         return sum(worker.device.is_running for worker in self._workers.values())

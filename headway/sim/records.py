@@ -34,7 +34,8 @@ class Segment(NamedTuple):
 class Record:
     """A request's arrival, its tokens' instants and its end; seconds, tokens.
 
-    ``pacing``: the policy that holds answering tokens for its reader, if any.
+    ``pacing``: the policy that holds answering tokens for its reader, if any. ``reader_tpot``:
+    seconds that its class promises its reader for a token, None for the policy's.
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class Record:
     error: str = ""
     is_read: bool = True
     pacing: Pacing | None = None
+    reader_tpot: float | None = None
 
     def add(self, segment: Segment) -> None:
         """Tokens came."""
@@ -82,7 +84,7 @@ class Record:
         shown = self._came_at()
         if self.pacing is not None:  # reasoning is not paced
             answer = self.num_reasoning_tokens
-            shown[answer:] = shown_at(self.pacing, shown[answer:])
+            shown[answer:] = shown_at(self.pacing, shown[answer:], self.reader_tpot)
         return shown[first:]
 
     def _came_at(self) -> NDArray[np.float64]:

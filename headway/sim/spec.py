@@ -32,6 +32,7 @@ class Autoscaling(Bounded):
 
     ``scale_down_delay``: seconds of lower need before a pool shrinks. ``interval``: seconds
     between decisions. ``budget``: most instances of all roles together, 0 for no limit.
+    ``max_unified``: most unified ones, 0 for prefillers and decoders alone.
     """
 
     min_prefill: int = between(0, MAX_INSTANCES, default=1)
@@ -41,6 +42,7 @@ class Autoscaling(Bounded):
     scale_down_delay: float = between(0, 86_400, default=10.0)
     interval: float = over(0, 3600, default=1.0)
     budget: int = between(0, MAX_INSTANCES, default=0)
+    max_unified: int = between(0, MAX_INSTANCES, default=0)
 
     def numbers(self) -> Mapping[str, object]:
         """Return what a scaling policy may be told."""

@@ -34,7 +34,7 @@ from headway.cost.costs import Costs
 from headway.cost.schema import Profile
 from headway.errors import invalid
 from headway.forward_pass import ForwardPass, PassResult
-from headway.messages import FromWorker, Handoff
+from headway.messages import ChangeRole, FromWorker, Handoff
 from headway.policies.batching import Batching
 from headway.policies.estimation import Estimation
 from headway.request import Request, StreamKey
@@ -233,6 +233,11 @@ class SimWorker:
             self._node.post(event)
         if not isinstance(event, KvQuestion):
             self.device.cut()
+
+    def change_role(self, role: Role) -> None:
+        """Serve another role from now on."""
+        self.spec = replace(self.spec, role=role)
+        self.post(ChangeRole(role))
 
     def tell_tokens(self) -> None:
         """Have all tokens sent that have been drawn; others must not wait for a look."""

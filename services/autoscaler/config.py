@@ -18,6 +18,7 @@ _ROLES = ("prefill", "decode", "convertible", "unified")
 _NUMBERS = (
     *(f"num_{role}" for role in _ROLES),
     *(f"{end}_{role}" for end in ("min", "max") for role in ("prefill", "decode")),
+    "max_unified",
 )
 
 
@@ -32,6 +33,9 @@ class AutoscalerConfig(PresetConfig):
     max_prefill: int = Field(10, ge=0, description="most prefill workers (all but fixed)")
     min_decode: int = Field(1, ge=0, description="fewest decode workers (all but fixed)")
     max_decode: int = Field(10, ge=0, description="most decode workers (all but fixed)")
+    max_unified: int = Field(
+        0, ge=0, description="most unified workers, 0: prefill and decode workers alone (headway)"
+    )
     scale_down_delay: float = Field(
         10.0, ge=0.0, description="s of lower need before a pool shrinks (all but fixed)"
     )

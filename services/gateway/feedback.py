@@ -145,5 +145,6 @@ class Feedback:
             bucket_tokens_per_s=rates.bucket_tokens_per_s,
             model=self._model,
             burst_tokens_per_s=rates.burst_tokens_per_s,
+            inter_token_limit=rates.inter_token_limit,
         )
         await wire.report_rates(channel, report, within=_CALL_TIMEOUT)

@@ -72,9 +72,9 @@ class PolicyOptions:
 
     def scaled_roles(self) -> tuple[str, ...]:
         """Return the roles whose number the autoscaler changes."""
-        answer = registry.find("scaling", self.scaling_policy())
-        converts = cast("type[Scaling]", answer.make).converts
-        return ("prefill", "decode", *(["convertible"] if converts else []))
+        policy = cast("type[Scaling]", registry.find("scaling", self.scaling_policy()).make)
+        more = {"convertible": policy.converts, "unified": policy.unifies}
+        return ("prefill", "decode", *(role for role, has in more.items() if has))
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,8 +291,11 @@ def _autoscaler_flags(options: ClusterOptions) -> tuple[str, ...]:
         for one in options.by_model():
             counts.update(one.workers.by_role())
         return tuple(text for role in counts for text in (f"--num-{role}", str(counts[role])))
+    most = bounds.max_prefill + bounds.max_decode
+    unifies = "unified" in options.policies.scaled_roles()
     return (
         *("--actuator", "process"),
+        *(("--max-unified", str(bounds.budget or most)) if unifies else ()),
         *("--max-prefill", str(bounds.max_prefill), "--max-decode", str(bounds.max_decode)),
         *("--budget", str(bounds.budget), "--scale-down-delay", str(bounds.scale_down_delay)),
     )

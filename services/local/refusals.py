@@ -104,8 +104,11 @@ def refuse_wrong_scaling(options: ClusterOptions) -> None:
             raise HeadwayError(Code.INVALID_ARGUMENT, message)
         return
     require_between("--standby", bounds.standby, 0, 16)
-    if options.workers.unified:
-        message = "--autoscale scales prefill and decode workers: leave --unified out"
+    if options.workers.unified and "unified" not in options.policies.scaled_roles():
+        message = (
+            f"scaling {options.policies.scaling_policy()} scales prefill and decode workers: leave "
+            "--unified out, or give --policy scaling=headway"
+        )
         raise HeadwayError(Code.INVALID_ARGUMENT, message)
     asked = registry.find("scaling", options.policies.scaling_policy())
     if asked.reads_profile and not options.policies.profile:

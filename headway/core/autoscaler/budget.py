@@ -27,16 +27,23 @@ class Budget:
     def fit(self, targets: Targets) -> Targets:
         """Cut targets to the budget; the pools share what convertible and unified roles leave.
 
-        The pools share it in proportion to their targets, neither below its minimum.
+        The pools share it in proportion to their targets, neither below its minimum. Without
+        pools, unified instances are cut.
         """
         wanted = targets.num_prefill + targets.num_decode
         fixed = targets.num_convertible + targets.num_unified
         if not self.num_instances or wanted + fixed <= self.num_instances:
             return targets
+        if not wanted:
+            return replace(
+                targets,
+                num_unified=max(0, self.num_instances - targets.num_convertible),
+                reason=self._cut(targets, fixed),
+            )
         left = max(self.num_instances - fixed, self.min_prefill + self.min_decode)
         left = min(left, wanted)
         num_prefill = max(
-            left * targets.num_prefill // wanted if wanted else 0,
+            left * targets.num_prefill // wanted,
             min(self.min_prefill, targets.num_prefill),
             left - targets.num_decode,
         )
@@ -45,6 +52,8 @@ class Budget:
             targets,
             num_prefill=num_prefill,
             num_decode=left - num_prefill,
-            reason=f"{targets.reason}; cut from {wanted + fixed} to the budget of "
-            f"{self.num_instances}",
+            reason=self._cut(targets, wanted + fixed),
         )
+
+    def _cut(self, targets: Targets, wanted: int) -> str:
+        return f"{targets.reason}; cut from {wanted} to the budget of {self.num_instances}"

@@ -29,7 +29,7 @@ __all__ = [
     "RateReport",
 ]
 
-CHANGEABLE = ("prefill", "decode")
+CHANGEABLE = ("prefill", "decode", "unified")
 """Roles that change without a restart; a convertible decoder has a chunk size of its own."""
 
 MAX_GATEWAYS = 4096
@@ -159,6 +159,10 @@ class AutoscalerCore:
             sum(report.output_tokens_per_s for report in fresh),
             _added([report.bucket_tokens_per_s for report in fresh]),
             _all_known([report.burst_tokens_per_s for report in fresh]),
+            min(
+                (r.inter_token_limit for r in fresh if r.inter_token_limit is not None),
+                default=None,
+            ),
         )
 
 
@@ -188,14 +192,15 @@ def role_changes(found: Mapping[str, int], wanted: Mapping[str, int]) -> list[Ro
 
     ``found`` and ``wanted``: instances by role; a role missing from ``found`` does not change.
     """
+    over = {
+        role: found[role] - wanted.get(role, found[role]) for role in CHANGEABLE if role in found
+    }
     changes: list[RoleChange] = []
-    for source in CHANGEABLE:
-        for target in CHANGEABLE:
-            if source not in found or target not in found:
-                continue
-            over = found[source] - wanted.get(source, found[source])
-            under = wanted.get(target, found[target]) - found[target]
-            number = min(over, under)
+    for source in over:
+        for target in over:
+            number = min(over[source], -over[target])
             if number > 0:
                 changes.append(RoleChange(source, target, number))
+                over[source] -= number
+                over[target] += number
     return changes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headway.core.autoscaler.starts import StartsReport
 from headway.cost.buckets import BUCKET_NAMES, NUM_BUCKETS
 from headway.cost.costs import Constant
-from headway.errors import invalid, require_between
+from headway.errors import invalid, require_between, require_over
 from headway.policies.scaling.fixed import MAX_INSTANCES
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets
 
@@ -41,6 +41,8 @@ class RateReport:
     """The gateway's model, "" if there is only one."""
     burst_tokens_per_s: float | None = None
     """Input tokens labelled as burst; None if the gateway labels none."""
+    inter_token_limit: float | None = None
+    """The strictest promise between tokens of what arrived, s; None if none was made."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.gateway_id) <= 256:
@@ -50,6 +52,8 @@ class RateReport:
             require_between(name, value, 0, MOST)
         if self.burst_tokens_per_s is not None:
             require_between("burst_tokens_per_s", self.burst_tokens_per_s, 0, MOST)
+        if self.inter_token_limit is not None:
+            require_over("inter_token_limit", self.inter_token_limit, 0)
         if len(self.bucket_tokens_per_s) not in (0, NUM_BUCKETS):
             limit = f"{NUM_BUCKETS} rates, one a bucket, or none"
             raise invalid("bucket_tokens_per_s", len(self.bucket_tokens_per_s), limit)

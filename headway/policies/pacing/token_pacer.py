@@ -36,9 +36,12 @@ class TokenPacer:
         """Return the pace of a new stream, whose reader takes ``tpot`` seconds a token if given."""
         return TokenPace(self._tpot if tpot is None else tpot)
 
-    def due_at(self, came_at: NDArray[np.float64]) -> NDArray[np.float64]:
+    def due_at(
+        self, came_at: NDArray[np.float64], tpot: float | None = None
+    ) -> NDArray[np.float64]:
         """Return when each token of an answer is due, (n,), for tokens that came so, (n,)."""
-        return np.asarray(came_at[0] + np.arange(len(came_at)) * self._tpot)
+        pace = self._tpot if tpot is None else tpot
+        return np.asarray(came_at[0] + np.arange(len(came_at)) * pace)
 
 
 class TokenPace:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from headway.cost.buckets import NUM_BUCKETS, Buckets
 from headway.policies.scaling.protocol import Rates
 from headway.service_class import NO_STANDING, Standing
@@ -18,6 +20,7 @@ class RateMeter:
         self._num_requests = self._num_input = self._num_output = 0
         self._by_bucket = [0.0] * NUM_BUCKETS
         self._num_burst = 0
+        self._limit = inf
 
     def arrived(
         self,
@@ -32,6 +35,8 @@ class RateMeter:
         bucket = self._buckets.of(num_input_tokens, predicted_output_tokens)
         if standing.yields:
             return bucket
+        if standing.service is not None and standing.service.tpot is not None:
+            self._limit = min(self._limit, standing.service.tpot)
         num_output = predicted_output_tokens or self._buckets.lengths(bucket)[1]
         self._num_requests += 1
         self._num_input += num_input_tokens
@@ -56,7 +61,9 @@ class RateMeter:
             self._num_output / window,
             tuple(tokens / window for tokens in self._by_bucket),
             burst,
+            None if self._limit == inf else self._limit,
         )
+        self._limit = inf
         self._began_at = now
         self._num_requests = self._num_input = self._num_output = 0
         self._by_bucket = [0.0] * NUM_BUCKETS

@@ -17,7 +17,8 @@ class Rates:
 
     ``bucket_tokens_per_s``: input and predicted output tokens of what arrives, by bucket (nine);
     empty where gateways do not tell it. ``burst_tokens_per_s``: input tokens that are labelled as
-    burst; None where nobody labels them.
+    burst; None where nobody labels them. ``inter_token_limit``: the strictest promise between
+    tokens of the classes that arrive, s; None where none is made.
     """
 
     requests_per_s: float
@@ -25,6 +26,7 @@ class Rates:
     output_tokens_per_s: float
     bucket_tokens_per_s: Sequence[float] = ()
     burst_tokens_per_s: float | None = None
+    inter_token_limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,9 @@ class Scaling(ABC):
 
     converts: ClassVar[bool] = False
     """True if some of its decoders are convertible."""
+
+    unifies: bool = False
+    """True if its instances may be unified."""
 
     loads_live: bool = False
     """True if its instances serve while they start (BlitzScale's live loading)."""

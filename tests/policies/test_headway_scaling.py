@@ -1,0 +1,236 @@
+"""``scaling=headway``: unified instances until a split needs fewer, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.core.autoscaler.budget import Budget
+from headway.core.autoscaler.core import role_changes
+from headway.cost.buckets import NUM_BUCKETS, Buckets
+from headway.cost.profile import load_profile
+from headway.messages import PassWork
+from headway.policies.scaling.headway import HeadwayScaling, TopologyParams
+from headway.policies.scaling.meter import RateMeter
+from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets, WorkSample
+from headway.policies.scaling.tokenscale import TokenScale, TokenScaleParams
+from headway.service_class import ServiceClass, Standing
+
+A100 = load_profile("llama-8b-a100")
+FOUR = Fleet(unified=PoolLoad(4))
+PARAMS = TopologyParams(
+    profile=A100, convertibles=False, max_prefill=4, max_decode=4, max_unified=4, start_up=5.0
+)
+STRICT, LOOSE = 0.025, 0.1
+
+
+def rates(
+    per_s: float = 45.0, prompt: int = 512, output: int = 32, limit: float | None = None
+) -> Rates:
+    buckets = [0.0] * NUM_BUCKETS
+    buckets[Buckets().of(prompt, output)] = per_s * (prompt + output)
+    return Rates(per_s, per_s * prompt, per_s * output, tuple(buckets), None, limit)
+
+
+def policy(params: TopologyParams = PARAMS, fleet: Fleet = FOUR) -> HeadwayScaling:
+    made = HeadwayScaling(params)
+    made.begin(fleet)
+    return made
+
+
+def run(made: HeadwayScaling, seen: Rates | None, start: int, seconds: int) -> list[Targets]:
+    """Return the decisions of one second each."""
+    return [made.targets(seen, FOUR, now=float(now)) for now in range(start, start + seconds)]
+
+
+def roles(targets: Targets) -> tuple[int, int, int]:
+    return targets.num_prefill, targets.num_decode, targets.num_unified
+
+
+# --- the choice ---------------------------------------------------------------------------
+
+
+def test_it_begins_with_unified_instances() -> None:
+    assert roles(policy(fleet=Fleet()).targets(rates(), None, now=0.0))[:2] == (0, 0)
+
+
+def test_without_a_promise_or_with_a_loose_one_it_stays_unified() -> None:
+    for limit in (None, LOOSE):
+        assert {roles(t)[:2] for t in run(policy(), rates(limit=limit), 0, 200)} == {(0, 0)}
+
+
+def test_it_splits_where_a_strict_promise_needs_more_unified_instances() -> None:
+    last = run(policy(), rates(limit=STRICT), 0, 60)[-1]
+    # 45 requests/s x 39.3 ms = 1.77, 9.2 ms = 0.41 and 79.7 ms = 3.59 instances, over 0.85
+    assert roles(last) == (3, 1, 0)
+
+
+def test_a_split_comes_only_after_a_quiet_period() -> None:
+    decided = run(policy(), rates(limit=STRICT), 0, 30)
+    split_at = next(now for now, targets in enumerate(decided) if targets.num_prefill)
+    assert split_at == 10  # hold_down
+
+
+def test_it_becomes_unified_again_when_nobody_is_promised_that_any_more() -> None:
+    made = policy()
+    run(made, rates(limit=STRICT), 0, 60)
+    calm = run(made, rates(), 60, 120)
+    assert roles(calm[0]) == (3, 1, 0)
+    assert roles(calm[-1])[:2] == (0, 0)
+
+
+def test_a_promise_that_no_pass_keeps_decides_nothing() -> None:
+    last = run(policy(), rates(limit=0.005), 0, 60)[-1]
+    assert roles(last)[:2] == (0, 0)
+    assert "which no pass keeps" in last.reason
+
+
+def test_a_limit_that_was_given_stands_over_the_classes() -> None:
+    made = policy(replace(PARAMS, inter_token_limit=STRICT))
+    assert roles(run(made, rates(limit=LOOSE), 0, 60)[-1]) == (3, 1, 0)
+
+
+def test_it_goes_on_with_the_split_that_there_is() -> None:
+    made = policy(fleet=Fleet(PoolLoad(3), PoolLoad(1)))
+    assert roles(made.targets(rates(limit=STRICT), Fleet(PoolLoad(3), PoolLoad(1)), now=0.0)) == (
+        *(3, 1),
+        0,
+    )
+
+
+def test_the_pace_of_live_passes_counts() -> None:
+    slow = WorkSample("w", "decode", PassWork(100, 2 * 100 * 0.022, 0, 0, 6400, 6400 * 528))
+    fleet = replace(FOUR, samples=[slow])
+    made = policy(replace(PARAMS, velocity_weight=0.5))
+    for now in range(60):
+        last = made.targets(rates(limit=0.05), fleet, now=float(now))
+    assert "pass times measured" in last.reason
+    assert last.num_prefill  # 50 ms are now as strict as 25 ms were
+
+
+def test_without_rates_everything_stays() -> None:
+    made = policy()
+    run(made, rates(limit=STRICT), 0, 60)
+    assert roles(made.targets(None, FOUR, now=61.0)) == (3, 1, 0)
+    assert roles(policy().targets(None, FOUR, now=0.0)) == (0, 0, 4)
+
+
+def test_the_reason_has_both_sides_and_their_sources() -> None:
+    last = run(policy(), rates(limit=STRICT), 0, 60)[-1]
+    for said in (
+        "split: within 25 ms between tokens (a class's promise)",
+        "pass times by profile",
+        "unified 4.22 = 5",
+        "split 2.08 + 0.50 = 3 + 1",
+    ):
+        assert said in last.reason
+
+
+# --- how many -----------------------------------------------------------------------------
+
+
+def test_unified_instances_follow_what_arrives_and_what_waits() -> None:
+    assert roles(run(policy(), rates(per_s=10.0), 0, 60)[-1]) == (0, 0, 1)
+    waiting = replace(FOUR, prefill=PoolLoad(0, backlog_tokens=100_000))
+    # 10 requests/s need 0.52; 100,000 tokens in 5 s 1.42/0.85 = 1.67
+    assert roles(policy().targets(rates(per_s=10.0), waiting, now=0.0)) == (0, 0, 4)
+    made = policy(fleet=Fleet(unified=PoolLoad(1)))
+    assert roles(made.targets(rates(per_s=10.0), waiting, now=0.0)) == (0, 0, 3)
+
+
+def test_without_unified_ones_it_is_tokenscale() -> None:
+    plain = TokenScale(TokenScaleParams(profile=A100))
+    ours = HeadwayScaling(TopologyParams(profile=A100))
+    fleet = Fleet(PoolLoad(1), PoolLoad(2))
+    for now in range(30):
+        seen = rates(per_s=10.0 + now, limit=STRICT)
+        want = plain.targets(seen, fleet, now=float(now))
+        assert roles(ours.targets(seen, fleet, now=float(now))) == roles(want)
+
+
+# --- hysteresis ---------------------------------------------------------------------------
+
+TRAFFIC = st.builds(
+    rates,
+    st.floats(0, 300),
+    st.integers(1, 16_000),
+    st.integers(1, 2000),
+    st.none() | st.floats(0.005, 0.5),
+)
+
+
+@settings(max_examples=20)
+@given(seen=TRAFFIC, noise=st.lists(st.floats(0.97, 1.03), min_size=200, max_size=200))
+def test_constant_load_changes_the_topology_once_at_most(seen: Rates, noise: list[float]) -> None:
+    """Whatever the load, and though its figures vary by some per cent."""
+    made, was_split = policy(), []
+    for now, factor in enumerate(noise):
+        noisy = Rates(
+            seen.requests_per_s * factor,
+            seen.input_tokens_per_s * factor,
+            seen.output_tokens_per_s * factor,
+            tuple(each * factor for each in seen.bucket_tokens_per_s),
+            None,
+            seen.inter_token_limit,
+        )
+        was_split.append(bool(made.targets(noisy, FOUR, now=float(now)).num_prefill))
+    changes = sum(a != b for a, b in pairwise(was_split))
+    assert changes <= 1
+
+
+@given(seen=st.lists(TRAFFIC, min_size=1, max_size=30))
+def test_every_answer_is_one_topology_within_its_bounds(seen: list[Rates]) -> None:
+    made = policy()
+    for now, each in enumerate(seen):
+        targets = made.targets(each, FOUR, now=10.0 * now)
+        assert targets.reason
+        if targets.num_unified:
+            assert (targets.num_prefill, targets.num_decode) == (0, 0)
+            assert targets.num_unified <= 4
+        else:
+            assert 1 <= targets.num_prefill <= 4
+            assert 1 <= targets.num_decode <= 4
+
+
+# --- around it ----------------------------------------------------------------------------
+
+
+def test_gateways_tell_the_strictest_promise_of_what_came() -> None:
+    meter = RateMeter(now=0.0)
+    for tpot in (0.1, None, 0.025):
+        meter.arrived(10, 10, Standing(service=ServiceClass("c", tpot=tpot)))
+    meter.arrived(10, 10)
+    assert meter.read(now=1.0)[0].inter_token_limit == 0.025
+    assert meter.read(now=2.0)[0].inter_token_limit is None
+
+
+def test_who_yields_is_promised_nothing_that_counts() -> None:
+    meter = RateMeter(now=0.0)
+    meter.arrived(10, 10, Standing(service=ServiceClass("c", tpot=0.01, yields=True)))
+    assert meter.read(now=1.0)[0].inter_token_limit is None
+
+
+def test_unified_instances_are_cut_to_the_budget() -> None:
+    cut = Budget(3).fit(Targets(0, 0, 0, 5, "why"))
+    assert (cut.num_unified, cut.reason) == (3, "why; cut from 5 to the budget of 3")
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        ({"unified": 4, "prefill": 0, "decode": 0}, {"unified": 0, "prefill": 3, "decode": 1}),
+        ({"unified": 0, "prefill": 3, "decode": 1}, {"unified": 4, "prefill": 0, "decode": 0}),
+    ],
+)
+def test_a_change_of_topology_starts_and_ends_no_instance(
+    found: dict[str, int], wanted: dict[str, int]
+) -> None:
+    after = dict(found)
+    for source, target, number in role_changes(found, wanted):
+        after[source] -= number
+        after[target] += number
+    assert after == wanted
