@@ -31,7 +31,7 @@ from headway.presets import parse_choice
 
 _WIDTH = 180
 PAPERS = ("sbs", "uniboost", "star", "pascal", "tokenscale")
-OURS = ("composition", "dominance", "goodput", conversations.PAPER)
+OURS = ("composition", "dominance", "goodput", "topology", conversations.PAPER)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
