@@ -14,6 +14,8 @@ from bench.plan.trial import Outcome, Trial
 from headway.sim.spec import Autoscaling
 
 NUM_FINALISTS = 3
+PLAIN_PRESET = "vllm-like"
+"""What every plan is compared with, at its own best topology."""
 _AROUND = range(-3, 3)
 """GPUs around the plan's that a plot shows."""
 
@@ -47,7 +49,13 @@ def make_plan(
         broken,
         smaller,
         unit_of(loads[0]),
+        best_plain(found),
     )
+
+
+def best_plain(found: Sequence[Outcome]) -> Outcome | None:
+    """Return the plain preset's best of the candidates that keep the goal, cheapest first."""
+    return next((each for each in found if each.candidate.preset == PLAIN_PRESET), None)
 
 
 def _confirmed(

@@ -25,6 +25,7 @@ class CapacityPlan:
 
     ``best``: the cheapest, fixed or autoscaled; ``fixed``: the cheapest fixed fleet. ``broken``:
     its result just above ``growth``. ``smaller``: the best with an instance less than it has.
+    ``plain``: the best topology of the plain preset, None where it was not tried or keeps no goal.
     """
 
     goal: Goal
@@ -36,6 +37,7 @@ class CapacityPlan:
     broken: Outcome
     smaller: Outcome | None
     unit: str = "requests/s"
+    plain: Outcome | None = None
 
 
 def rows(plan: CapacityPlan) -> Iterator[Sequence[str]]:
@@ -57,6 +59,12 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
     )
     if margin < best.error:
         yield "the margin is smaller than its interval: a load like this one may miss the goal"
+    if plan.plain is not None and best.candidate.preset != plan.plain.candidate.preset:
+        plain = plan.plain.candidate
+        yield (
+            f"plain, at its best topology: {plain.name}, {plain.num_gpus} "
+            f"GPU{'s' * (plain.num_gpus != 1)}: {percent(plan.plain.attainment)} % keep the limits"
+        )
     if best is not fixed:
         saved = 1 - best.num_gpus / fixed.num_gpus
         yield (

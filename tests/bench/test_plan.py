@@ -18,11 +18,11 @@ import yaml
 from bench.plan.candidate import TOPOLOGIES, Goal, Sizing, parse_goal
 from bench.plan.confirm import Confirmed, autoscaled, choose, confirm
 from bench.plan.emit import compose, flags, kubernetes
-from bench.plan.make import make_plan
+from bench.plan.make import best_plain, make_plan
 from bench.plan.report import CapacityPlan, interval, percent, rows, sentences
 from bench.plan.search import breaks_at, least, one_less, search
 from bench.plan.space import Profiles, Space, make_space
-from bench.plan.trial import Trial
+from bench.plan.trial import Outcome, Trial
 from cli import main
 from cli.up import parse
 from headway.cluster import Role
@@ -168,6 +168,21 @@ def test_a_plan_says_what_it_found() -> None:
     assert "cheapest: " in said
     assert "breaks first" in said
     assert "with 1 GPU less" in said
+
+
+def test_a_plan_names_the_best_plain_topology_beside_another_preset() -> None:
+    plain = Outcome(Sizing("vllm-like", PROFILE, PROFILE, unified=4), 0.98)
+    ours = Outcome(Sizing("sbs", PROFILE, PROFILE, unified=3), 0.99)
+    dearer = Outcome(Sizing("vllm-like", PROFILE, PROFILE, prefill=2, decode=3), 0.99)
+    found = best_plain([ours, plain, dearer])
+    assert found is plain
+    best = Confirmed(ours.candidate, 0.99, 0.01, [0.99], 3.0)
+    plan = CapacityPlan(GOAL, 1.0, best, best, [best], 1.0, plain, None, plain=found)
+    said = "plain, at its best topology: 4U small vllm-like, 4 GPUs: 98.0 % keep the limits"
+    assert said in list(sentences(plan))
+    own = Confirmed(plain.candidate, 0.98, 0.01, [0.98], 4.0)
+    same = replace(plan, best=own, fixed=own)
+    assert not any("at its best" in each for each in sentences(same))
 
 
 def test_an_autoscaled_fleet_costs_less_where_the_load_comes_in_waves() -> None:
