@@ -87,3 +87,7 @@ class UnitLoad:
     """Requests of ``num_running`` whose KV another worker is sending."""
     arriving_tokens: int = 0
     """Tokens of ``kv_tokens`` that belong to them; their blocks are not free."""
+    num_yielding_blocks: int = 0
+    """Blocks in use that the order of batching takes for a reader's first token that comes now."""
+    yielding_tokens: int = 0
+    """Tokens of ``queued_prefill_tokens`` that it computes after such a one."""

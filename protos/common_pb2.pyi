@@ -603,6 +603,8 @@ class UnitLoad(_message.Message):
     LOST_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_ARRIVING_FIELD_NUMBER: _builtins.int
     ARRIVING_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_YIELDING_BLOCKS_FIELD_NUMBER: _builtins.int
+    YIELDING_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_REASONING_FIELD_NUMBER: _builtins.int
     NUM_FRESH_ANSWERING_FIELD_NUMBER: _builtins.int
     IS_ON_SCHEDULE_FIELD_NUMBER: _builtins.int
@@ -622,6 +624,10 @@ class UnitLoad(_message.Message):
     """of num_running: another worker is sending their KV"""
     arriving_tokens: _builtins.int
     """of kv_tokens: theirs"""
+    num_yielding_blocks: _builtins.int
+    """in use; a reader's first token that comes now would take them"""
+    yielding_tokens: _builtins.int
+    """of queued_prefill_tokens: computed after such a one"""
     num_reasoning: _builtins.int
     """Where the hello asked for phases:
     requests that reason
@@ -642,13 +648,15 @@ class UnitLoad(_message.Message):
         lost_tokens: _builtins.int = ...,
         num_arriving: _builtins.int = ...,
         arriving_tokens: _builtins.int = ...,
+        num_yielding_blocks: _builtins.int = ...,
+        yielding_tokens: _builtins.int = ...,
         num_reasoning: _builtins.int = ...,
         num_fresh_answering: _builtins.int = ...,
         is_on_schedule: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arriving_tokens", b"arriving_tokens", "host_tokens", b"host_tokens", "is_on_schedule", b"is_on_schedule", "kv_tokens", b"kv_tokens", "lost_tokens", b"lost_tokens", "num_arriving", b"num_arriving", "num_free_blocks", b"num_free_blocks", "num_fresh_answering", b"num_fresh_answering", "num_reasoning", b"num_reasoning", "num_running", b"num_running", "queued_prefill_tokens", b"queued_prefill_tokens", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arriving_tokens", b"arriving_tokens", "host_tokens", b"host_tokens", "is_on_schedule", b"is_on_schedule", "kv_tokens", b"kv_tokens", "lost_tokens", b"lost_tokens", "num_arriving", b"num_arriving", "num_free_blocks", b"num_free_blocks", "num_fresh_answering", b"num_fresh_answering", "num_reasoning", b"num_reasoning", "num_running", b"num_running", "num_yielding_blocks", b"num_yielding_blocks", "queued_prefill_tokens", b"queued_prefill_tokens", "unit", b"unit", "yielding_tokens", b"yielding_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

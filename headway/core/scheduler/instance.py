@@ -355,6 +355,16 @@ class Instance:
             empty=free == self.info.num_blocks,
         )
 
+    def yielding(self, unit: int) -> tuple[int, int]:
+        """Return the tokens of C_avail and the KV blocks that a reader's first token finds beside.
+
+        Prompts that it passes count in neither, and requests that it preempts have blocks for it.
+        """
+        load, size = self.loads[unit], self.info.block_size
+        num_tokens, queued = load.yielding_tokens, load.queued_prefill_tokens
+        passed = blocks_for(queued, size) - blocks_for(queued - num_tokens, size)
+        return num_tokens, passed + load.num_yielding_blocks
+
     def rooms(self) -> list[Room]:
         """Return all units as a packing policy sees them."""
         return [self.room(unit) for unit in range(self.info.num_units)]
@@ -406,6 +416,7 @@ class Instance:
 
     def _compute_load(self) -> InstanceLoad:
         rooms = self.rooms()
+        beside = [self.yielding(load.unit) for load in self.loads]
         queued = sum(load.queued_prefill_tokens for load in self.loads)
         num_running = sum(load.num_running for load in self.loads)
         in_flight = sum(sum(flight.tokens.values()) for flight in self._flights.values())
@@ -421,8 +432,9 @@ class Instance:
                 (self.info.num_blocks - room.num_free_blocks) * room.block_size,
                 self.info.num_blocks * room.block_size,
                 self._lengths.get(load.unit, ()),
+                num_blocks * room.block_size,
             )
-            for room, load in zip(rooms, self.loads, strict=True)
+            for room, load, (_, num_blocks) in zip(rooms, self.loads, beside, strict=True)
         ]
         return InstanceLoad(
             self.info.worker_id,
@@ -439,6 +451,10 @@ class Instance:
             is_on_schedule=all(load.is_on_schedule for load in self.loads),
             chunk_tokens=chunk * len(rooms),
             units=units,
+            takes_readers=any(
+                room.capacity + num_tokens > 0 and room.num_free_blocks + num_blocks > 0
+                for room, (num_tokens, num_blocks) in zip(rooms, beside, strict=True)
+            ),
         )
 
 

@@ -27,7 +27,7 @@ from headway.policies.dispatch import Dispatching, InstanceLoad, Turn
 from headway.policies.dispatch.protocol import FindMatches, OwnUnit, SlidingMean, Waiting
 from headway.policies.packing import NO_HITS, Assigned, Hits, Packing, Room
 from headway.policies.readers import GammaReader, constants_of
-from headway.request import Request
+from headway.request import Request, StreamKey
 
 MAX_RETRY_AFTER = 60.0
 _MOST_FRUITLESS = 32
@@ -269,6 +269,8 @@ class PrefillPool:
                 self._active[worker_id] = self._instances[worker_id].load
         self._changed.clear()
         loads = list(self._active.values())
+        if self.window.has_readers:
+            loads = [_for_readers(load) for load in loads]
         return [self._with_room(load) for load in loads] if self.window.are_several else loads
 
     def _rest(self, cycle_time: float, used: bool, now: float) -> None:
@@ -334,10 +336,39 @@ class PrefillPool:
                 for legacy, new in groups
             ]
         for legacy, new in groups:
+            taken = self._pack_readers(legacy, new, rooms, hits, turn, own)
+            if taken:
+                assigned += taken
+                keys = {each.request.key for each in taken}
+                legacy, new = ([e for e in part if e.key not in keys] for part in (legacy, new))
             assigned += self._packing.pack(
                 legacy, new, rooms, hits=hits, capped=turn.capped, own=own
             )
         return assigned
+
+    def _pack_readers(
+        self,
+        legacy: Sequence[Tracked],
+        new: Sequence[Tracked],
+        rooms: Sequence[Room],
+        hits: Hits[Tracked] | None,
+        turn: Turn,
+        own: Mapping[StreamKey, UnitId],
+    ) -> list[Assigned[Tracked]]:
+        """Assign who opens an answer, where some of what is not free yields to that."""
+        yielding = self._instances[turn.worker_id].yielding
+        beside = [yielding(room.unit.unit) for room in rooms]
+        readers = [[e for e in part if e.opens_answer] for part in (legacy, new)]
+        if not any(map(any, beside)) or not any(readers):
+            return []
+        for room, (num_tokens, num_blocks) in zip(rooms, beside, strict=True):
+            room.capacity += num_tokens
+            room.num_free_blocks += num_blocks
+        found = self._packing.pack(*readers, rooms, hits=hits, capped=turn.capped, own=own)
+        for room, (num_tokens, num_blocks) in zip(rooms, beside, strict=True):
+            room.capacity -= num_tokens
+            room.num_free_blocks -= num_blocks
+        return found
 
     def _hits_on(self, units: Sequence[UnitId]) -> Hits[Tracked] | None:
         """Return what tells the tokens that these units hold of a prompt; None if unknown."""
@@ -459,3 +490,10 @@ class PrefillPool:
             None if self._prefixes is None else self._prefixes.figures,
             self._held(),
         )
+
+
+def _for_readers(load: InstanceLoad) -> InstanceLoad:
+    """Return a load that is open if it is to a reader's first token: one waits."""
+    if not load.takes_readers or (load.has_capacity and load.has_room):
+        return load
+    return replace(load, has_capacity=True, has_room=True)

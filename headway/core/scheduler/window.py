@@ -48,6 +48,7 @@ class DispatchWindow:
         self._credit = 0.0
         self.cycle = 0
         self._cycle_at = -inf
+        self._readers: set[StreamKey] = set()
         self.held: Collection[StreamKey] = ()
         """Requests that wait for one unit by choice: flow control does not count their cycles."""
 
@@ -62,6 +63,11 @@ class DispatchWindow:
     def num_admitted(self) -> int:
         """Number of requests that may be dispatched."""
         return len(self._admitted)
+
+    @property
+    def has_readers(self) -> bool:
+        """True if a request that opens an answer may be dispatched."""
+        return bool(self._readers)
 
     @property
     def admitted(self) -> Collection[Tracked]:
@@ -125,6 +131,7 @@ class DispatchWindow:
             behind.append(last)
         for each in (entry, *reversed(behind)):
             self._admitted[each.key] = each
+        self._note_reader(entry)
         self._count(entry, entry.request.deadline_at)
 
     def _count(self, entry: Tracked, deadline_at: float) -> None:
@@ -143,11 +150,17 @@ class DispatchWindow:
     def _enter(self, entry: Tracked) -> None:
         entry.cycle = self.cycle
         self._admitted[entry.key] = entry
+        self._note_reader(entry)
         if self._entered is not None:
             self._entered(entry)
 
+    def _note_reader(self, entry: Tracked) -> None:
+        if entry.opens_answer:
+            self._readers.add(entry.key)
+
     def remove(self, key: StreamKey) -> None:
         """Remove a request that was cancelled or is elsewhere."""
+        self._readers.discard(key)
         entry = self._admitted.pop(key, None) or self._door.pop(key, None)
         if entry is not None:
             self._weigh(entry, -1)
@@ -163,6 +176,7 @@ class DispatchWindow:
         """Remove dispatched requests; each lets further requests enter from the door."""
         for key in keys:
             self._weigh(self._admitted.pop(key), -1)
+            self._readers.discard(key)
             self._credit += self._flow_control.throttle
         self._open_door()
 

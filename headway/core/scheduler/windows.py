@@ -84,6 +84,11 @@ class TenantWindows:
         return sum([window.num_admitted for window in self._windows.values()])
 
     @property
+    def has_readers(self) -> bool:
+        """True if a request that opens an answer may be dispatched."""
+        return any(window.has_readers for window in self._windows.values())
+
+    @property
     def are_several(self) -> bool:
         """True once requests of two tenants have come."""
         return len(self._windows) > 1

@@ -82,7 +82,12 @@ class WorkerCore:
         )
         self._planner = PassPlanner(batching, limits)
         self._planner.learn(self._state.costs.costs)
-        self._reports = Reports(self._state, settings.report_interval, batching.fresh_tokens)
+        self._reports = Reports(
+            self._state,
+            settings.report_interval,
+            batching.fresh_tokens,
+            self._planner.with_yielding if batching.yields_to_readers else None,
+        )
         self._flights: deque[Flight] = deque()
         self._leaps = Leaps(self._state, self._planner, settings.max_steps)
         self._pass_id = 0

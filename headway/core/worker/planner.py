@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from headway.blocks import blocks_for
+from headway.cluster import UnitLoad
 from headway.core.worker.clock import DecodeClock
 from headway.core.worker.fair_chunk import FairChunk
 from headway.core.worker.flight import Share
 from headway.core.worker.lifecycle import Stage
-from headway.core.worker.room import BlockAllocator, Preemptions
+from headway.core.worker.room import BlockAllocator, Preemptions, yielding
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
 from headway.cost.costs import Constant, Costs
@@ -185,6 +186,14 @@ class PassPlanner:
     def _contended(self) -> Iterable[_Kept]:
         """Yield the units in which some request is not served."""
         return (kept for kept in self._units.values() if len(kept.queue) > len(kept.served))
+
+    def with_yielding(self, unit: WorkerUnit, load: UnitLoad, *, now: float) -> UnitLoad:
+        """Return a unit's load with what yields to a reader's first token, where that counts."""
+        kept = self._units.get(unit.unit)
+        if kept is None or not self._policy.yields_to_readers:
+            return load
+        num_tokens, num_blocks = yielding(unit, self._policy, kept.queue, now=now)
+        return replace(load, yielding_tokens=num_tokens, num_yielding_blocks=num_blocks)
 
     # --- reports to the policy --------------------------------------------------------
 

@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from math import inf, nan
+from typing import Protocol
 
-from headway.cluster import UnitLoad
+from headway.cluster import Role, UnitLoad
 from headway.core.worker.drain import newly_movable
 from headway.core.worker.lifecycle import Stage
 from headway.core.worker.sequence import Sequence
@@ -36,14 +37,29 @@ _MOST_NAMES = 32_768
 _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
+class WithYielding(Protocol):
+    """Adds to a unit's load what yields to a reader's first token that comes now."""
+
+    def __call__(self, unit: WorkerUnit, load: UnitLoad, *, now: float) -> UnitLoad:
+        """Return the load."""
+
+
 class Reports:
     """Reports on one worker, at least every ``interval`` seconds.
 
     An answer is fresh for its first ``fresh_tokens`` (PASCAL, Algorithm 2: ``a_i``).
     """
 
-    def __init__(self, state: WorkerState, interval: float, fresh_tokens: int) -> None:
+    def __init__(
+        self,
+        state: WorkerState,
+        interval: float,
+        fresh_tokens: int,
+        with_yielding: WithYielding | None = None,
+    ) -> None:
+        """``with_yielding``: None where nothing yields to a newcomer."""
         self._state = state
+        self._with_yielding = with_yielding
         self._fresh_tokens = fresh_tokens
         self._interval = interval
         self._wants = WantedReports()
@@ -133,10 +149,14 @@ class Reports:
                 self._ended.append((at, finished))
 
     def _loads(self, now: float) -> tuple[UnitLoad, ...]:
+        state, loads = self._state, self._state.loads
         if self._wants.phases:
-            self._state.catch_up()
-            return tuple(_with_phases(unit, now, self._fresh_tokens) for unit in self._state.units)
-        return self._state.loads
+            state.catch_up()
+            loads = tuple(_with_phases(unit, now, self._fresh_tokens) for unit in state.units)
+        if self._with_yielding is None or state.info.role is not Role.UNIFIED:
+            return loads  # a prompt elsewhere competes with prompts alone
+        pairs = zip(state.units, loads, strict=True)
+        return tuple([self._with_yielding(unit, load, now=now) for unit, load in pairs])
 
     def load_report(self, now: float) -> LoadReport | None:
         """Return the running requests at intervals, an idle state at once, else None."""

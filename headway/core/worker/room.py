@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from headway.blocks import blocks_for
@@ -11,7 +12,8 @@ from headway.core.worker.news import AHEAD_OF_NEED, FOR_OTHERS, IT_GREW, OTHERS_
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
 from headway.policies.batching import Batching
-from headway.policies.batching.queue import Place
+from headway.policies.batching.newcomer import Newcomer
+from headway.policies.batching.queue import Place, RankedQueue
 
 
 @dataclass(slots=True)
@@ -22,6 +24,36 @@ class Preemptions:
     num_forced: int = 0
     by_request: Counter[int] = field(default_factory=Counter)
     """Number of completed requests by their number of preemptions."""
+
+
+def yielding(
+    unit: WorkerUnit, policy: Batching, queue: RankedQueue[Sequence], *, now: float
+) -> tuple[int, int]:
+    """Return the queued prompt tokens and the blocks that yield to a reader's first token.
+
+    They are of who stands behind it in the order of the last plan, if it comes now with the longest
+    prompt that the unit holds: they yield to all others, too.
+    """
+    pool = unit.pool
+    newcomer = Newcomer(now, pool.num_blocks * pool.block_size)
+    rank = policy.rank(newcomer, now=now).rank
+    num_tokens = num_blocks = 0
+    for sequence in _behind(queue.running, rank):
+        if sequence.stage is Stage.RUNNING:
+            num_tokens += 0 if sequence.decoding else sequence.num_queued
+            if policy.may_preempt(sequence, newcomer, now=now):
+                num_blocks += pool.num_own(sequence.kv.blocks)
+    for sequence in _behind(queue.waiting, rank):
+        if sequence.stage is Stage.WAITING:
+            num_tokens += sequence.num_queued
+    return num_tokens, num_blocks
+
+
+def _behind(places: list[Place[Sequence]], rank: tuple[float, ...]) -> Iterator[Sequence]:
+    for place in reversed(places):
+        if place[0] <= rank:
+            return
+        yield place[2].candidate
 
 
 class BlockAllocator:

@@ -140,6 +140,10 @@ class Batching(ABC):
     reads_classes: ClassVar[bool] = False
     """True if its ranks read what a request's class promises."""
 
+    yields_to_readers: ClassVar[bool] = False
+    """True if the scheduler counts as room for a reader's first token what yields to it here. So
+    it is sent to a full unit, and the order decides there. Ranks must read it without a trace."""
+
     fits_gamma: ClassVar[bool] = False
     """True if γ is fitted to end-to-end latencies, as its parameters' ``fit()`` says (γ-Ada)."""
 

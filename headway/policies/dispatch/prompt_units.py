@@ -9,7 +9,7 @@ from itertools import islice
 
 from headway.cluster import Role, UnitId
 from headway.policies.dispatch.prefix_hits import Matches
-from headway.policies.dispatch.protocol import InstanceLoad, UnitDebt
+from headway.policies.dispatch.protocol import InstanceLoad, UnitDebt, Waiting
 
 _NUM_LONGEST, _NUM_CHEAPEST = 8, 4
 
@@ -30,6 +30,7 @@ class PromptUnit:
     num_running: int
     kv_tokens: int
     kv_capacity: int
+    yielding_tokens: int
 
     @classmethod
     def of(cls, load: InstanceLoad, debt: UnitDebt) -> PromptUnit:
@@ -44,15 +45,21 @@ class PromptUnit:
             debt.num_running,
             debt.kv_tokens,
             debt.kv_capacity,
+            debt.yielding_tokens,
         )
 
-    def takes(self, num_tokens: int) -> bool:
-        """Return whether it takes a prompt of so many tokens that is its own.
+    def holds(self, entry: Waiting) -> bool:
+        """Return whether it has blocks for a prompt; a reader's may have those that yield to it."""
+        beside = self.yielding_tokens if entry.opens_answer else 0
+        return entry.num_tokens <= self.free_tokens + beside
+
+    def takes(self, entry: Waiting) -> bool:
+        """Return whether it takes a prompt that is its own.
 
         It has blocks for it, and chunk left. A lone unit needs none: there is no pass to pack, and
         what it owes is in its cost.
         """
-        return num_tokens <= self.free_tokens and (self.capacity > 0 or self.load.is_lone)
+        return self.holds(entry) and (self.capacity > 0 or self.load.is_lone)
 
     def cost(self, num_computed: float, delay_weight: float) -> float:
         """Return what computing these tokens of a prompt here adds, in tokens of an instance.

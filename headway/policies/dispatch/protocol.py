@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from headway.cluster import Role, UnitId
 from headway.cost.pass_time import MOST_SECONDS
 from headway.policies.dispatch.prefix_hits import Matches
-from headway.policies.packing.protocol import Packable
+from headway.policies.packing.protocol import Prompted
 from headway.request import StreamKey
 
 _MOST_TIMES = 100.0
@@ -45,6 +45,8 @@ class UnitDebt(NamedTuple):
     prompts: Sequence[int] = ()
     """Tokens of each prompt that a unit which only prefills was sent, without cached ones, least
     first; those not known are left out."""
+    yielding_tokens: int = 0
+    """KV that yields to a reader's first token, beside what is free."""
 
     def passable(self, chunk_tokens: int) -> int:
         """Return the longest prompt that has less than a chunk before it, if it passes others.
@@ -90,6 +92,9 @@ class InstanceLoad:
     """C_chunk over its units."""
     units: Sequence[UnitDebt] = ()
     """Its units, in order."""
+    takes_readers: bool = False
+    """True if a unit has chunk and blocks for a reader's first token, counting what yields to it.
+    """
 
     @property
     def num_units(self) -> int:
@@ -106,7 +111,7 @@ class InstanceLoad:
         return self.role is Role.UNIFIED and self.num_units == 1
 
 
-class Waiting(Packable, Protocol):
+class Waiting(Prompted, Protocol):
     """A request of the window, as a dispatch policy sees it."""
 
     @property

@@ -97,7 +97,7 @@ class Routing(Dispatching):
             chosen = self.choose(entry, able)
             unit, uncached = chosen.unit, chosen.num_uncached(entry)
             own = OwnUnit(unit.unit, chosen.num_hit_tokens, int(unit.num_owed_tokens))
-            has_room = entry.num_tokens <= unit.free_tokens
+            has_room = unit.holds(entry)
             self._table.take(unit.unit, uncached, entry.num_tokens)
             if has_room:
                 given.setdefault(unit.unit.worker_id, {})[entry.key] = own
@@ -119,11 +119,7 @@ class Routing(Dispatching):
 
     def candidates(self, entry: Waiting, matches: Matches | None) -> list[RoutedUnit]:
         """Return the units that a request may go to: those with blocks for its prompt."""
-        return [
-            RoutedUnit.of(unit, matches)
-            for unit in self._table
-            if entry.num_tokens <= unit.free_tokens
-        ]
+        return [RoutedUnit.of(unit, matches) for unit in self._table if unit.holds(entry)]
 
     @abstractmethod
     def choose(self, entry: Waiting, able: Sequence[RoutedUnit]) -> RoutedUnit:

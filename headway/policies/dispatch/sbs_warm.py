@@ -259,7 +259,7 @@ class WarmStaggeredBatch(StaggeredBatch):
         unit = self._table[own.unit]
         uncached = max(1.0, entry.num_tokens - self._saved(matches.hit(own.unit)))
         saved = (entry.num_tokens - uncached) * self._unit_seconds(unit.load)
-        is_ready = unit.load.worker_id in ready and unit.takes(entry.num_tokens)
+        is_ready = unit.load.worker_id in ready and unit.takes(entry)
         if not is_ready and not self._may_wait(entry.key, unit, saved, now):
             look.free[entry.key] = entry
             return entry.num_tokens
