@@ -25,6 +25,7 @@ class RoutedPrompt:
     hits: Mapping[str, int | tuple[int, int]] = field(default_factory=dict)
     expected_output: float = 0.0
     is_burst: bool = False
+    opens_answer: bool = False
 
     @property
     def key(self) -> StreamKey:

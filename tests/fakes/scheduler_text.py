@@ -57,6 +57,7 @@ def make_request(
     arrival_at: float = 0.0,
     deadline_at: float = float("inf"),
     standing: Standing = NO_STANDING,
+    reasons: bool = False,
 ) -> Request:
     return Request(
         request_id=request_id or f"r{stream_id}",
@@ -70,6 +71,7 @@ def make_request(
         arrival_at=arrival_at or stream_id / 1000,
         deadline_at=deadline_at,
         standing=standing,
+        reasons=reasons,
     )
 
 
@@ -163,10 +165,12 @@ class SchedulerHarness:
         prefilled: tuple[HeldRequest, ...] = (),
         finished: tuple[int, ...] = (),
         admitted: tuple[Admission, ...] = (),
+        yielding: tuple[int, int] = (0, 0),
         after: float = 0.0,
     ) -> list[SchedulerAction]:
         """A report of unit 0; the other units are idle. By default the last dispatch ended.
 
+        ``yielding``: queued tokens, and blocks in use, that yield to a reader's first token.
         A worker that was given requests and has not ended them holds some KV.
         """
         info = self.infos[worker_id]
@@ -178,7 +182,8 @@ class SchedulerHarness:
         self.finished |= set(finished)
         if kv_tokens is None:
             kv_tokens = int(any(i not in self.finished for i in self.dispatched(worker_id)))
-        loads[0] = UnitLoad(0, queued, running, kv_tokens, num_free)
+        load = UnitLoad(0, queued, running, kv_tokens, num_free)
+        loads[0] = replace(load, yielding_tokens=yielding[0], num_yielding_blocks=yielding[1])
         ends = tuple(
             FinishedRequest(key(stream_id), self.unit_of(stream_id), 10, 5, FinishReason.STOP)
             for stream_id in finished

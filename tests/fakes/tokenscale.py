@@ -25,6 +25,7 @@ class Prompt:
     num_tokens: int
     arrival_at: float = 0.0
     is_burst: bool = False
+    opens_answer: bool = False
     session_id: str = ""
     expected_output: float = 0.0
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.cluster import Role
 from headway.cost.costs import Costs
 from headway.errors import HeadwayError
 from headway.policies.batching.headway import Headway, HeadwayParams
@@ -120,8 +121,8 @@ def test_only_the_long_yield_blocks_and_never_to_another_long_one() -> None:
 
 
 def few_blocks(**params: float) -> Planned:
-    """Ten blocks of four tokens; whoever has eight tokens is long."""
-    return make_planned(make(long_tokens=8, **params))
+    """Ten blocks of four tokens, and requests from elsewhere; who has eight tokens is long."""
+    return make_planned(make(long_tokens=8, **params), role=Role.DECODE)
 
 
 def test_blocks_are_kept_free_ahead_of_need_by_the_long_who_came_last() -> None:

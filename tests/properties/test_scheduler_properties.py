@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +34,7 @@ from headway.messages import (
     Snapshot,
 )
 from headway.policies.packing.flow_control import FlowControl
-from headway.request import FinishReason
+from headway.request import FinishReason, Request
 from tests.fakes.scheduler_text import idle_loads, key, make_info, make_request
 
 ROLES = {"p": Role.PREFILL, "u": Role.UNIFIED, "d": Role.DECODE}
@@ -49,13 +51,18 @@ HELD = st.builds(
     st.sampled_from([(True,), (False,), (False, True), (False, False, True), (False, True, True)]),
 )
 LOADS = st.builds(
-    lambda queued, running, free: (
-        UnitLoad(0, queued, running, 10 * running, free),
+    lambda queued, running, free, yielding: (
+        replace(
+            UnitLoad(0, queued, running, 10 * running, free),
+            num_yielding_blocks=yielding[0],
+            yielding_tokens=yielding[1],
+        ),
         UnitLoad(1, 0, 0, 0, 30),
     ),
     st.integers(0, 150),
     st.integers(0, 3),
     st.integers(0, 30),
+    st.sampled_from([(0, 0), (0, 0), (10, 0), (25, 100)]),
 )
 FINISHED = st.builds(
     lambda stream_id, reason: FinishedRequest(key(stream_id), 0, 10, 2, reason),
@@ -82,6 +89,7 @@ SUBMIT = st.builds(
         request_id=f"r{stream_id % 8}",
         attempt=attempt,
         deadline_at=100.0 + patience,
+        reasons=stream_id % 3 == 0,
     ),
     STREAMS,
     st.integers(1, 290),
@@ -188,6 +196,30 @@ def test_orders_go_to_workers_of_the_right_role_and_ids_never_repeat(
             seen.add(action.message.dispatch_id)
         elif isinstance(action.message, Handoff):
             assert ROLES[action.message.target_worker_id].decodes
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps=STEPS)
+def test_what_yields_to_a_readers_first_token_is_no_room_for_others(
+    steps: list[tuple[SchedulerEvent, float]],
+) -> None:
+    """Where nobody opens an answer all is as under an order that yields nothing."""
+    without_readers = [(_reasoning(event), delay) for event, delay in steps]
+    plain = [(_without_yielding(event), delay) for event, delay in without_readers]
+    assert repr(play(without_readers)) == repr(play(plain))
+
+
+def _reasoning(event: SchedulerEvent) -> SchedulerEvent:
+    return replace(event, reasons=True) if isinstance(event, Request) else event
+
+
+def _without_yielding(event: SchedulerEvent) -> SchedulerEvent:
+    if not (isinstance(event, WorkerReported) and isinstance(event.message, EndForward)):
+        return event
+    loads = tuple(
+        replace(load, num_yielding_blocks=0, yielding_tokens=0) for load in event.message.loads
+    )
+    return replace(event, message=replace(event.message, loads=loads))
 
 
 def test_a_report_of_a_unit_that_the_worker_lacks_ends_there() -> None:

@@ -101,6 +101,7 @@ class Scenario:
                 max_tokens=int(options.get("max", "5")),
                 attempt=int(options.get("attempt", "0")),
                 request_id=options.get("request", ""),
+                reasons="reasons" in options,
                 deadline_at=self.scheduler.now + float(patience or "inf"),
             )
 
@@ -126,6 +127,7 @@ class Scenario:
             free=int(options["free"]) if "free" in options else None,
             prefilled=prefilled,
             finished=ends,
+            yielding=(int(options.get("passed", "0")), int(options.get("yielding", "0"))),
         )
 
     def do_stopped(self, words: list[str], options: dict[str, str]) -> None:

@@ -361,7 +361,8 @@ class Instance:
         Prompts that it passes count in neither, and requests that it preempts have blocks for it.
         """
         load, size = self.loads[unit], self.info.block_size
-        num_tokens, queued = load.yielding_tokens, load.queued_prefill_tokens
+        queued = load.queued_prefill_tokens
+        num_tokens = min(load.yielding_tokens, queued)
         passed = blocks_for(queued, size) - blocks_for(queued - num_tokens, size)
         return num_tokens, passed + load.num_yielding_blocks
 

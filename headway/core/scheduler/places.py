@@ -143,6 +143,11 @@ class Tracked:
         return self.request is not None and self.request.is_read and not self.request.reasons
 
     @property
+    def passes_others(self) -> bool:
+        """True if what yields to a reader's first token yields to it: its own class does not."""
+        return self.opens_answer and not self.yields
+
+    @property
     def tenant(self) -> str:
         """The name that it counts for."""
         return self.request.standing.tenant if self.request is not None else ""

@@ -336,11 +336,11 @@ class PrefillPool:
                 for legacy, new in groups
             ]
         for legacy, new in groups:
-            taken = self._pack_readers(legacy, new, rooms, hits, turn, own)
-            if taken:
-                assigned += taken
-                keys = {each.request.key for each in taken}
-                legacy, new = ([e for e in part if e.key not in keys] for part in (legacy, new))
+            first = self._pack_readers(legacy, new, rooms, hits, turn, own)
+            if first:
+                assigned += first
+                gone = {each.request.key for each in first}
+                legacy, new = ([e for e in part if e.key not in gone] for part in (legacy, new))
             assigned += self._packing.pack(
                 legacy, new, rooms, hits=hits, capped=turn.capped, own=own
             )
@@ -355,16 +355,16 @@ class PrefillPool:
         turn: Turn,
         own: Mapping[StreamKey, UnitId],
     ) -> list[Assigned[Tracked]]:
-        """Assign who opens an answer, where some of what is not free yields to that."""
+        """Assign readers' first tokens, where some of what is not free yields to them."""
         yielding = self._instances[turn.worker_id].yielding
         beside = [yielding(room.unit.unit) for room in rooms]
-        readers = [[e for e in part if e.opens_answer] for part in (legacy, new)]
-        if not any(map(any, beside)) or not any(readers):
+        waited, fresh = ([e for e in part if e.passes_others] for part in (legacy, new))
+        if not any(map(any, beside)) or not (waited or fresh):
             return []
         for room, (num_tokens, num_blocks) in zip(rooms, beside, strict=True):
             room.capacity += num_tokens
             room.num_free_blocks += num_blocks
-        found = self._packing.pack(*readers, rooms, hits=hits, capped=turn.capped, own=own)
+        found = self._packing.pack(waited, fresh, rooms, hits=hits, capped=turn.capped, own=own)
         for room, (num_tokens, num_blocks) in zip(rooms, beside, strict=True):
             room.capacity -= num_tokens
             room.num_free_blocks -= num_blocks

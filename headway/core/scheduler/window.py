@@ -66,7 +66,7 @@ class DispatchWindow:
 
     @property
     def has_readers(self) -> bool:
-        """True if a request that opens an answer may be dispatched."""
+        """True if a request waits that passes others on a full unit, and may be dispatched."""
         return bool(self._readers)
 
     @property
@@ -155,7 +155,7 @@ class DispatchWindow:
             self._entered(entry)
 
     def _note_reader(self, entry: Tracked) -> None:
-        if entry.opens_answer:
+        if entry.passes_others:
             self._readers.add(entry.key)
 
     def remove(self, key: StreamKey) -> None:

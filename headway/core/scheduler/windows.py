@@ -85,7 +85,7 @@ class TenantWindows:
 
     @property
     def has_readers(self) -> bool:
-        """True if a request that opens an answer may be dispatched."""
+        """True if a request waits that passes others on a full unit, and may be dispatched."""
         return any(window.has_readers for window in self._windows.values())
 
     @property

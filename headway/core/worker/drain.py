@@ -53,7 +53,7 @@ def change_role(state: WorkerState, role: Role) -> None:
     """
     state.info = replace(state.info, role=role)
     for unit in state.units:
-        unit.decodes_first = role is Role.CONVERTIBLE
+        unit.take_role(role)
         for sequence in unit.sequences.values():
             sequence.hands_off = not role.decodes and _is_prompt(sequence)
             if role.decodes and sequence.stage is Stage.PREFILLED:

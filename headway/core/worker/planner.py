@@ -13,7 +13,13 @@ from headway.core.worker.clock import DecodeClock
 from headway.core.worker.fair_chunk import FairChunk
 from headway.core.worker.flight import Share
 from headway.core.worker.lifecycle import Stage
-from headway.core.worker.room import BlockAllocator, Preemptions, yielding
+from headway.core.worker.room import (
+    BlockAllocator,
+    Preemptions,
+    lends_to_readers,
+    num_reserved,
+    yielding,
+)
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
 from headway.cost.costs import Constant, Costs
@@ -155,7 +161,7 @@ class PassPlanner:
         places = min(self._limits.chunk_tokens, self._limits.max_running or inf)
         if queue.waiting or num_running > places:
             return None
-        if num_running > 1 and pool.num_free < int(self._policy.reserve * pool.num_blocks):
+        if num_running > 1 and pool.num_free < num_reserved(unit, self._policy):
             return None
         entries = (queue.find(key) for key in changed if key not in clock)
         joining = [entry for entry in entries if entry is not None]
@@ -188,9 +194,9 @@ class PassPlanner:
         return (kept for kept in self._units.values() if len(kept.queue) > len(kept.served))
 
     def with_yielding(self, unit: WorkerUnit, load: UnitLoad, *, now: float) -> UnitLoad:
-        """Return a unit's load with what yields to a reader's first token, where that counts."""
+        """Return a unit's load with what yields to a reader's first token, where that is so."""
         kept = self._units.get(unit.unit)
-        if kept is None or not self._policy.yields_to_readers:
+        if kept is None or not lends_to_readers(unit, self._policy):
             return load
         num_tokens, num_blocks = yielding(unit, self._policy, kept.queue, now=now)
         return replace(load, yielding_tokens=num_tokens, num_yielding_blocks=num_blocks)

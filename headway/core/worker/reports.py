@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import inf, nan
 from typing import Protocol
 
-from headway.cluster import Role, UnitLoad
+from headway.cluster import UnitLoad
 from headway.core.worker.drain import newly_movable
 from headway.core.worker.lifecycle import Stage
 from headway.core.worker.sequence import Sequence
@@ -153,8 +153,8 @@ class Reports:
         if self._wants.phases:
             state.catch_up()
             loads = tuple(_with_phases(unit, now, self._fresh_tokens) for unit in state.units)
-        if self._with_yielding is None or state.info.role is not Role.UNIFIED:
-            return loads  # a prompt elsewhere competes with prompts alone
+        if self._with_yielding is None:
+            return loads
         pairs = zip(state.units, loads, strict=True)
         return tuple([self._with_yielding(unit, load, now=now) for unit, load in pairs])
 

@@ -26,6 +26,22 @@ class Preemptions:
     """Number of completed requests by their number of preemptions."""
 
 
+def lends_to_readers(unit: WorkerUnit, policy: Batching) -> bool:
+    """Return whether the scheduler is told what yields to a reader's first token on a unit."""
+    return unit.is_unified and policy.yields_to_readers
+
+
+def num_reserved(unit: WorkerUnit, policy: Batching) -> int:
+    """Return the blocks to keep free ahead of need: as many as come until others would be freed.
+
+    That is no time where whoever comes is sent to a full unit, and takes blocks in its first plan.
+    Elsewhere blocks have to be seen free before anybody is sent.
+    """
+    if lends_to_readers(unit, policy):
+        return 0
+    return int(policy.reserve * unit.pool.num_blocks)
+
+
 def yielding(
     unit: WorkerUnit, policy: Batching, queue: RankedQueue[Sequence], *, now: float
 ) -> tuple[int, int]:
@@ -117,8 +133,7 @@ class BlockAllocator:
 
         One request always keeps its blocks.
         """
-        pool = self._unit.pool
-        least = int(self._policy.reserve * pool.num_blocks)
+        pool, least = self._unit.pool, num_reserved(self._unit, self._policy)
         while not self._gently and pool.num_free < least and self.end > 1:
             place = self._first_to_yield()
             if place is None:

@@ -52,7 +52,8 @@ class WorkerUnit:
     on a clock (``clock.py``), None for none; the others are ``apart``. ``released``: requests
     removed since the last pass. ``admitted``: for the first time, since the last report.
     ``decodes_first``: true on a convertible decoder, where decoding
-    requests have their places before prompts, whatever the policy (TokenScale).
+    requests have their places before prompts, whatever the policy (TokenScale). ``is_unified``: a
+    prompt that is sent here takes blocks at once from who yields to it, and decodes here.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class WorkerUnit:
         self._settings = settings
         self._lives = lives or LifeNews(is_on=False)
         self._hashes_of = hashes_of
-        self.decodes_first = info.role is Role.CONVERTIBLE
+        self.take_role(info.role)
         self.rates = rates
         size = info.block_size
         num_host = settings.host_tokens // size
@@ -90,6 +91,11 @@ class WorkerUnit:
         """Requests that may lack prompt tokens; who reads it takes out those that decode."""
         self._making: dict[BlockHash, Sequence] = {}
         """Requests by the name of the prompt's block that each computes next."""
+
+    def take_role(self, role: Role) -> None:
+        """Take the role of its worker."""
+        self.decodes_first = role is Role.CONVERTIBLE
+        self.is_unified = role is Role.UNIFIED
 
     def candidate(self, key: StreamKey) -> Sequence | None:
         """Return the request with that key if a forward pass may serve it."""

@@ -51,7 +51,8 @@ class HeadwayParams(Bounded):
     patience: float = between(0, 1e6, default=10.0)
     """Seconds after which a long request ranks before those who come then."""
     reserve: float = between(0, 0.5, default=0.02)
-    """Share of the blocks that is kept free while long requests can yield."""
+    """Share of the blocks that is kept free while long requests can yield. Unified instances keep
+    none: what yields there counts as room."""
     critical_slack: float = between(0, 60, default=0.7)
     """Seconds of tokens in hand under which a reader is critical."""
     resume_slack: float = 2.0

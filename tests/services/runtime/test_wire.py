@@ -128,7 +128,14 @@ infos = st.builds(
 )
 loads = st.tuples(
     *(
-        st.builds(UnitLoad, st.just(unit), u32, u32, u32, u32, u32, u32, u32, st.booleans())
+        st.builds(
+            UnitLoad,
+            st.just(unit),
+            *[u32] * 7,
+            st.booleans(),
+            num_yielding_blocks=u32,
+            yielding_tokens=u32,
+        )
         for unit in (0, 1)
     )
 )
