@@ -39,10 +39,14 @@ def overload(seed: int, seconds: float = 20.0, share: float = 1.3) -> Iterator[S
 
 
 def run(order: str, seed: int) -> Sequence[Record]:
-    """Simulate one unified instance with few places."""
+    """Simulate one unified instance with few places.
+
+    Its order says nothing of what yields. Else chats pass what is queued, and packing decides less.
+    """
     conditions = Conditions(
         [(InstanceSpec(Role.UNIFIED, PROFILE), 1)],
         NetworkParams(PROFILE.link_bytes_per_s),
+        policies={"batching": "chats-first"},
         params={"packing": {"order": order}},
         max_running=PLACES,
     )

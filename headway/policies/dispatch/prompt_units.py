@@ -30,7 +30,7 @@ class PromptUnit:
     num_running: int
     kv_tokens: int
     kv_capacity: int
-    yielding_tokens: int
+    yielding_kv_tokens: int
 
     @classmethod
     def of(cls, load: InstanceLoad, debt: UnitDebt) -> PromptUnit:
@@ -45,12 +45,12 @@ class PromptUnit:
             debt.num_running,
             debt.kv_tokens,
             debt.kv_capacity,
-            debt.yielding_tokens,
+            debt.yielding_kv_tokens,
         )
 
     def holds(self, entry: Waiting) -> bool:
         """Return whether it has blocks for a prompt; a reader's may have those that yield to it."""
-        beside = self.yielding_tokens if entry.opens_answer else 0
+        beside = self.yielding_kv_tokens if entry.opens_answer else 0
         return entry.num_tokens <= self.free_tokens + beside
 
     def takes(self, entry: Waiting) -> bool:

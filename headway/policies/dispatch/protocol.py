@@ -45,7 +45,7 @@ class UnitDebt(NamedTuple):
     prompts: Sequence[int] = ()
     """Tokens of each prompt that a unit which only prefills was sent, without cached ones, least
     first; those not known are left out."""
-    yielding_tokens: int = 0
+    yielding_kv_tokens: int = 0
     """KV that yields to a reader's first token, beside what is free."""
 
     def passable(self, chunk_tokens: int) -> int:
