@@ -12,7 +12,7 @@ from headway.core.worker.news import AHEAD_OF_NEED, FOR_OTHERS, IT_GREW, OTHERS_
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
 from headway.policies.batching import Batching
-from headway.policies.batching.newcomer import Newcomer
+from headway.policies.batching.new_reader import NewReader
 from headway.policies.batching.queue import Place, RankedQueue
 
 
@@ -51,7 +51,7 @@ def yielding(
     prompt that the unit holds: they yield to all others, too.
     """
     pool = unit.pool
-    newcomer = Newcomer(now, pool.num_blocks * pool.block_size)
+    newcomer = NewReader(now, pool.num_blocks * pool.block_size)
     rank = policy.rank(newcomer, now=now).rank
     num_tokens = num_blocks = 0
     for sequence in _behind(queue.running, rank):

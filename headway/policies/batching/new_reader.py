@@ -10,7 +10,7 @@ from headway.request import Phase, StreamKey
 
 
 @dataclass(frozen=True, slots=True)
-class Newcomer:
+class NewReader:
     """A ``Candidate`` that others are compared with: a reader's request at its arrival, no class.
 
     It is never served.
