@@ -172,10 +172,13 @@ def tail(values: Sequence[float]) -> float:
 def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
     """Check every claim, over loads from light to overload."""
     main = (FCFS, RR, OURS)
+    rates: dict[str, tuple[float, ...]]
+    rates = {**dict.fromkeys(SYSTEMS, BOUNDARY_RATES), **dict.fromkeys(main, RATES)}
+    rates[OURS] = (*RATES, *(rate for rate in BOUNDARY_RATES if rate not in RATES))
     jobs = [
         Job(SCENARIO, system, rate, seed)
         for system in (FCFS, RR, *SYSTEMS)
-        for rate in (RATES if system in main else BOUNDARY_RATES)
+        for rate in rates[system]
         for seed in seeds
     ]
     jobs += [Job(HEAVY, system, HEAVY_RATE, seed) for system in main for seed in seeds]

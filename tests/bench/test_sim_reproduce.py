@@ -41,10 +41,12 @@ def is_compared(claims: list[Claim]) -> bool:
 
 def test_sbs_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sbs, "NUM_REQUESTS", 110)
+    few = {name: replace(s, num_requests=0) for name, s in sbs.SET_UPS.items()}
+    monkeypatch.setattr(sbs, "SET_UPS", MappingProxyType(few))
     monkeypatch.setattr(sbs_decode, "NUM_PASSES", 30)
     monkeypatch.setattr(sbs_decode, "NUM_WARM_UP", 10)
     claims = sbs.reproduce([1], 1)
-    assert len(claims) == 37
+    assert len(claims) == 55
     assert is_told(claims)
     assert is_compared(claims)
 
@@ -70,7 +72,7 @@ def test_star_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pascal_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pascal, "NUM_REQUESTS", 40)
     claims = pascal.reproduce([1], 1)
-    assert len(claims) == 39
+    assert len(claims) == 50
     assert is_told(claims)
     assert is_compared(claims)
 
@@ -80,7 +82,7 @@ def test_tokenscale_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setattr(bursts, "SECONDS", 4.0)
     monkeypatch.setattr(tokenscale, "DRAIN", 2.0)
     claims = tokenscale.reproduce([1], 1)
-    assert len(claims) == 32
+    assert len(claims) == 40
     assert is_told(claims)
     assert is_compared(claims)
 
