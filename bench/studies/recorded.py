@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -47,12 +48,13 @@ class TraceFiles:
     def rows(self, rate: float, num_requests: int, rng: random.Random) -> Iterator[TraceRow]:
         """Yield the requests of a window by arrival; about ``num_requests`` at ``rate``/s."""
         if len(self.files) > 1:
-            trace = _drawn(load_servegen(*self.paths), num_requests, rng)
+            trace = _drawn(_servegen(*self.paths), num_requests, rng)
         else:
-            trace = _window(load_trace(self.paths[0]), num_requests, rng)
+            trace = _window(_trace(self.paths[0]), num_requests, rng)
         return trace.replay(rate, rng)
 
 
+_trace, _servegen = cache(load_trace), cache(load_servegen)  # every run of a study reads them
 _SHORT = 4096  # prompt tokens
 _MORNING = 36_000.0  # seconds into ServeGen's day
 AZURE_CHAT = TraceFiles(("azure_llm_2023_conv.csv.gz",))
