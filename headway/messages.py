@@ -261,8 +261,8 @@ class MeasuredCosts:
     """Costs that a worker has measured while it serves: coefficients of its pass time, seconds.
 
     ``base`` of a pass, per prompt token, per token × token of context, per decoding request and per
-    KV token. ``swap_per_token``: to host memory or back. 0 where nothing is known. Values that are
-    no times are refused (HeadwayError).
+    KV token. ``swap_per_token``: to host memory or back. ``link_per_byte``: of KV that it sends to
+    another worker. 0 where nothing is known. Values that are no times are refused (HeadwayError).
     """
 
     base: float = 0.0
@@ -271,6 +271,7 @@ class MeasuredCosts:
     per_request: float = 0.0
     per_kv_token: float = 0.0
     swap_per_token: float = 0.0
+    link_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -512,6 +512,7 @@ class MeasuredCosts(_message.Message):
     PER_REQUEST_FIELD_NUMBER: _builtins.int
     PER_KV_TOKEN_FIELD_NUMBER: _builtins.int
     SWAP_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    LINK_PER_BYTE_FIELD_NUMBER: _builtins.int
     base: _builtins.float
     """of a pass"""
     per_prefill_token: _builtins.float
@@ -523,6 +524,8 @@ class MeasuredCosts(_message.Message):
     """of those"""
     swap_per_token: _builtins.float
     """to host memory, or back"""
+    link_per_byte: _builtins.float
+    """of KV that goes to another worker"""
     def __init__(
         self,
         *,
@@ -532,10 +535,11 @@ class MeasuredCosts(_message.Message):
         per_request: _builtins.float = ...,
         per_kv_token: _builtins.float = ...,
         swap_per_token: _builtins.float = ...,
+        link_per_byte: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "per_kv_token", b"per_kv_token", "per_prefill_context", b"per_prefill_context", "per_prefill_token", b"per_prefill_token", "per_request", b"per_request", "swap_per_token", b"swap_per_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "link_per_byte", b"link_per_byte", "per_kv_token", b"per_kv_token", "per_prefill_context", b"per_prefill_context", "per_prefill_token", b"per_prefill_token", "per_request", b"per_request", "swap_per_token", b"swap_per_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

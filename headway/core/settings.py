@@ -88,7 +88,7 @@ def policy_settings(
     policy = partial(_policy, preset)
     dispatch = policy("dispatch", profile=costs.profile, watchdog_floor=WATCHDOG_FLOOR)
     packing, placement = policy("packing"), policy("placement")
-    rescheduling = policy("rescheduling", link_bytes_per_s=costs.link_bytes_per_s)
+    rescheduling = policy("rescheduling")
     pacing = policy("pacing")
     reader_pace = {**pacing.answer.parameters(), **pacing.params}.get("tpot", worker.reader_pace)
     batching = policy("batching", reader_pace=reader_pace)

@@ -17,7 +17,10 @@ from headway.cluster import Role
 from headway.cost.pass_time import MOST_SECONDS, PassTime
 from headway.cost.schema import Profile
 
-_MOST_VELOCITY = 1e12
+MOST_VELOCITY = 1e12
+"""Tokens/s."""
+MOST_LINK = 1e15
+"""Bytes/s."""
 
 
 class Source(Enum):
@@ -30,7 +33,10 @@ class Source(Enum):
 
 
 class Constant(NamedTuple):
-    """A constant that a decision used: ``value`` in seconds, γ in 1/s, V_… in tokens/s."""
+    """A constant that a decision used, from whichever source.
+
+    ``value`` in seconds, γ in 1/s, V_… in tokens/s, the link in bytes/s.
+    """
 
     name: str
     value: float
@@ -53,11 +59,11 @@ class Costs(Bounded):
     """Velocities of the instances; of another deployment, if this alone is known."""
     prefill_per_token: float = between(0, MOST_SECONDS, default=0.0)
     """Seconds of an instance's time for a token of a full chunk."""
-    prefill_tokens_per_s: float = between(0, _MOST_VELOCITY, default=0.0)
+    prefill_tokens_per_s: float = between(0, MOST_VELOCITY, default=0.0)
     """V_P of a prefiller."""
     decode_per_token: float = between(0, MOST_SECONDS, default=0.0)
     """Seconds of an instance's time for a decoded token, in the batches that it has had."""
-    network_tokens_per_s: float = between(0, _MOST_VELOCITY, default=0.0)
+    network_tokens_per_s: float = between(0, MOST_VELOCITY, default=0.0)
     """V_N of a prefiller."""
     link_bytes_per_s: float = at_least(0, default=0.0)
     """Bytes/s of a worker's link."""
@@ -99,7 +105,7 @@ class Costs(Bounded):
             self,
             first_pass=min(pass_time.seconds(chunk_tokens / 2, 0, 0, 0), MOST_SECONDS),
             prefill_per_token=min(full / num_tokens, MOST_SECONDS),
-            prefill_tokens_per_s=num_tokens / max(full, num_tokens / _MOST_VELOCITY),
+            prefill_tokens_per_s=num_tokens / max(full, num_tokens / MOST_VELOCITY),
         )
 
     def with_decode(self, pass_time: PassTime) -> Costs:
@@ -125,6 +131,8 @@ class Costs(Bounded):
         decode = [costs for costs in measured if costs.knows_decode]
         swap = [costs for costs in measured if costs.swap_per_token]
         shared = [costs for costs in measured if costs.decode_per_token]
+        link = [costs for costs in measured if costs.link_bytes_per_s]
+        network = [costs for costs in measured if costs.network_tokens_per_s]
         found = {
             name: median_low(getattr(costs, name) for costs in known)
             for names, known in (
@@ -132,9 +140,16 @@ class Costs(Bounded):
                 (("per_request", "per_kv_token"), decode),
                 (("swap_per_token",), swap),
                 (("decode_per_token",), shared),
+                (("link_bytes_per_s",), link),
+                (("network_tokens_per_s",), network),
             )
             if known
             for name in names
         }
         names = dict.fromkeys((*self.measured, *found))
         return replace(self, **found, measured=tuple(names))
+
+
+def link_rate(seconds_per_byte: float) -> float:
+    """Return bytes/s, 0 where nothing is known; no link is faster than ``MOST_LINK``."""
+    return min(1.0 / seconds_per_byte, MOST_LINK) if seconds_per_byte else 0.0

@@ -77,7 +77,13 @@ class KvSender:
         self._metrics.transferred(transfer.end if error else SENT)
         self._post(
             TransferEnded(
-                handoff.key, handoff.target_worker_id, handoff.target_unit, not error, error
+                handoff.key,
+                handoff.target_worker_id,
+                handoff.target_unit,
+                not error,
+                error,
+                transfer.num_bytes,
+                transfer.seconds,
             )
         )
 
@@ -109,19 +115,23 @@ class KvSender:
         channel = self._channels.to(address)
         chunks = self._chunks(transfer)
         await wire.transfer_kv(channel, chunks, within=self._config.transfer_timeout)
+        transfer.rests()
 
     async def _chunks(self, transfer: _Transfer) -> AsyncIterator[Any]:
         num_known: int | None = None  # output tokens
         while True:
             part = await transfer.parts.get()
+            transfer.works()
             blocks = self._blocks(part)
             yield wire.KV.pack(self._opening(part, blocks, num_known), now=self._now())
             num_known = len(part.request.output_token_ids)
             pieces = self._backend.read_kv(blocks, from_host=bool(part.host_blocks))
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                transfer.num_bytes += piece.nbytes
                 yield wire.KV.pack(bytes(piece), now=self._now())
             if not part.more:
-                return
+                return  # the target's answer ends it
+            transfer.rests()
             self._post(KvSent(part.request.key))
 
     def _blocks(self, part: StartTransfer) -> Sequence[int]:
@@ -169,6 +179,11 @@ class _Transfer:
         self._metrics = metrics
         self._stopped_at = 0.0
         self._num_passes = 0
+        self.num_bytes = 0
+        """Bytes of KV that went out."""
+        self.seconds = 0.0
+        """Seconds that they took, without the waits between the parts."""
+        self._works_since = 0.0
 
     def add(self, part: StartTransfer) -> None:
         """Queue the next part."""
@@ -180,8 +195,17 @@ class _Transfer:
 
     def begin_again(self) -> None:
         """Restart with all of the KV in one part."""
+        self.num_bytes, self.seconds = 0, 0.0
         self.parts = asyncio.Queue()
         self.parts.put_nowait(replace(self.last, first_token=0))
+
+    def works(self) -> None:
+        """Note that a part begins to go out."""
+        self._works_since = asyncio.get_running_loop().time()
+
+    def rests(self) -> None:
+        """Note that it has gone out."""
+        self.seconds += asyncio.get_running_loop().time() - self._works_since
 
     def measure(self) -> None:
         """Report the pause: the time since it stopped, and the passes that began since."""

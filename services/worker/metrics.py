@@ -157,7 +157,7 @@ class WorkerMetrics:
         yield constants
         costs = GaugeMetricFamily(
             "headway_worker_measured_costs",
-            "Pass-time coefficients and swaps as last adopted, seconds; none before",
+            "Pass-time coefficients, swaps and the link as last adopted, seconds; none before",
             labels=["cost"],
         )
         for name, value in asdict(self._core.measured_costs or MeasuredCosts()).items():

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from headway.cluster import Role
-from headway.cost.costs import Costs
+from headway.core.scheduler.settings import SchedulerSettings
+from headway.cost.costs import Costs, Source
 from headway.cost.profile import load_profile
 from headway.policies import registry
+from headway.policies.readers import constants_of, teach
 from headway.policies.registry import REGISTRY
-from headway.policies.rescheduling.star import StarParams
 from headway.presets import PRESETS, find_preset
 from headway.sim.experiment import Conditions, cluster_spec
 from headway.sim.network import NetworkParams
@@ -160,14 +161,20 @@ def test_costs_without_a_profile_are_unknown_and_not_those_of_another_model() ->
 
 
 @pytest.mark.parametrize("name", ["star", "headway"])
-def test_the_link_of_moves_is_that_of_a_given_profile_alone(name: str) -> None:
-    def link(profile: str) -> float:
-        params = SchedulerConfig(preset=name, profile=profile).settings().rescheduling_params
-        known: StarParams = registry.find("rescheduling", "star").checked("star", params)
-        return known.link_bytes_per_s
+def test_the_link_of_moves_is_that_of_a_given_profile_or_of_the_simulated_network(
+    name: str,
+) -> None:
+    def link(settings: SchedulerSettings) -> tuple[float, Source]:
+        policy = registry.make("rescheduling", "star", **settings.rescheduling_params)
+        teach(policy, settings.costs)
+        (found,) = constants_of(policy)
+        return found.value, found.source
 
-    assert link("") == 12.5e9
-    assert link("llama-8b-a100") == load_profile("llama-8b-a100").link_bytes_per_s == 25e9
+    def live(profile: str) -> tuple[float, Source]:
+        return link(SchedulerConfig(preset=name, profile=profile).settings())
+
+    assert live("") == (12.5e9, Source.DEFAULT)
+    assert live("llama-8b-a100") == (25e9, Source.PROFILE)
     conditions = replace(CONDITIONS, network=NetworkParams(3e9))
-    simulated = cluster_spec(find_preset(name), conditions).scheduler.rescheduling_params
-    assert simulated["link_bytes_per_s"] == 3e9
+    simulated = cluster_spec(find_preset(name), conditions).scheduler
+    assert link(simulated) == (3e9, Source.PROFILE)

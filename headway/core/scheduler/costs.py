@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from headway.cluster import Role, WorkerInfo
 from headway.core.scheduler.settings import SchedulerSettings
-from headway.cost.costs import Constant, Costs
+from headway.cost.costs import MOST_VELOCITY, Constant, Costs, link_rate
 from headway.cost.pass_time import PassTime
 from headway.messages import MAX_COST, MeasuredCosts
 from headway.policies.readers import constants_of, teach
@@ -74,4 +75,9 @@ def costs_of(info: WorkerInfo, measured: MeasuredCosts) -> Costs:
         per_prefill_context=measured.per_prefill_context if prefills else 0.0,
     )
     swap = min(2 * measured.swap_per_token, MAX_COST)
-    return Costs.of_passes(pass_time, info.chunk_tokens, info.num_units, swap)
+    costs = Costs.of_passes(pass_time, info.chunk_tokens, info.num_units, swap)
+    if not measured.link_per_byte:
+        return costs
+    link = link_rate(measured.link_per_byte)
+    network = link / info.kv_bytes_per_token if prefills and info.kv_bytes_per_token else 0.0
+    return replace(costs, link_bytes_per_s=link, network_tokens_per_s=min(network, MOST_VELOCITY))

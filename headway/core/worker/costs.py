@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from headway.cluster import WorkerInfo
 from headway.core.worker.rates import MemoryRates
-from headway.cost.costs import Costs
+from headway.cost.costs import Costs, link_rate
 from headway.cost.pass_time import PassTime, Share
 from headway.cost.running_fit import RunningFit
 from headway.messages import MAX_COST, MeasuredCosts
@@ -25,6 +25,7 @@ _FIELDS = (
     "per_request",
     "per_kv_token",
     "swap_per_token",
+    "link_bytes_per_s",
 )
 
 
@@ -51,6 +52,15 @@ class CostMeter:
         self._count_decoding(shares, seconds, num_steps)
         if not self._fit.add(shares, seconds, num_steps):
             return False
+        has_adopted = self._adopt()
+        return self._adopt_decoding() or has_adopted
+
+    def sent(self) -> None:
+        """Note that the rate of the link has been measured again."""
+        self._adopt()
+
+    def _adopt(self) -> bool:
+        """Adopt what is measured now where it has drifted; return whether it has."""
         pass_time, swap = self._known(), self._swap_per_token()
         measured = MeasuredCosts(
             base=pass_time.base,
@@ -59,14 +69,16 @@ class CostMeter:
             per_request=pass_time.per_request,
             per_kv_token=pass_time.per_kv_token,
             swap_per_token=swap,
+            link_per_byte=self._rates.link_per_byte or 0.0,
         )
         info = self._info
         of_passes = Costs.of_passes(pass_time, info.chunk_tokens, info.num_units, 2 * swap)
-        found = self.costs.updated([of_passes])
+        link = link_rate(measured.link_per_byte)
+        found = self.costs.updated([replace(of_passes, link_bytes_per_s=link)])
         is_news = any(_has_drifted(getattr(self.costs, f), getattr(found, f)) for f in _FIELDS)
         if is_news:
             self.costs, self.report, self._has_news = found, measured, True
-        return self._adopt_decoding() or is_news
+        return is_news
 
     def take_news(self) -> MeasuredCosts | None:
         """Return the report once after every change, else None."""

@@ -136,6 +136,8 @@ def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
         if sequence.departure is not None:
             fencing_token = sequence.departure.handoff.fencing_token
         if event.ok:
+            state.rates.sent(event.num_bytes, event.seconds)
+            state.costs.sent()
             state.units[sequence.unit].remove(sequence)
             state.news.has_freed_blocks = True
         else:

@@ -48,13 +48,18 @@ class PassFailed:
 
 @dataclass(frozen=True, slots=True)
 class TransferEnded:
-    """The end of an outgoing KV transfer, acknowledged (``ok``) or failed."""
+    """The end of an outgoing KV transfer, acknowledged (``ok``) or failed.
+
+    ``num_bytes`` of KV took ``seconds`` on their way; 0 where nobody measured it.
+    """
 
     key: StreamKey
     target_worker_id: str
     target_unit: int
     ok: bool
     message: str = ""
+    num_bytes: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

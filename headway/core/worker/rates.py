@@ -1,4 +1,7 @@
-"""The faster way for preempted KV: waiting in host memory, or being computed again."""
+"""The faster way for preempted KV: waiting in host memory, or being computed again.
+
+Its rates are measured here, and that of the link to other workers beside them.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,22 @@ have ended before the pass, and more than a pass computes wherever reading back 
 
 
 class _Rate:
-    """Seconds per token: decaying sums, so that long measurements weigh more."""
+    """Seconds per token or byte: decaying sums, so that long measurements weigh more."""
 
     def __init__(self) -> None:
-        self.seconds = self._num_tokens = 0.0
+        self.seconds = self._number = 0.0
 
     @property
-    def per_token(self) -> float | None:
-        return self.seconds / self._num_tokens if self._num_tokens else None
+    def each(self) -> float | None:
+        return self.seconds / self._number if self._number else None
 
-    def add(self, seconds: float, num_tokens: int) -> None:
+    def add(self, seconds: float, number: int) -> None:
         self.seconds = _KEPT * self.seconds + seconds
-        self._num_tokens = _KEPT * self._num_tokens + num_tokens
+        self._number = _KEPT * self._number + number
 
 
 class MemoryRates:
-    """Smoothed seconds per token of prefill and of swaps, as the backend measured them.
+    """Smoothed seconds per token of prefill and of swaps, and per byte of the link, as measured.
 
     While one of them is unknown KV is swapped, which is safer and measures it.
     """
@@ -42,17 +45,28 @@ class MemoryRates:
         self._known = costs or Costs()
         self._prefill = _Rate()
         self._swap = _Rate()
+        self._link = _Rate()
         self._pass_time = 0.0
 
     @property
     def prefill_per_token(self) -> float | None:
         """Seconds; None if unknown."""
-        return self._prefill.per_token
+        return self._prefill.each
 
     @property
     def swap_per_token(self) -> float | None:
         """Seconds for one way; None if unknown."""
-        return self._swap.per_token
+        return self._swap.each
+
+    @property
+    def link_per_byte(self) -> float | None:
+        """Seconds for a byte of KV to another worker; None if unknown."""
+        return self._link.each
+
+    def sent(self, num_bytes: int, seconds: float) -> None:
+        """Measure a transfer to another worker; one that nobody timed says nothing."""
+        if num_bytes > 0 and seconds > 0.0:
+            self._link.add(seconds, num_bytes)
 
     def ran(self, forward_pass: ForwardPass, result: PassResult) -> None:
         """Measure a pass that has ended: its copies, and its prefill if it is mostly that."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +53,7 @@ class Rule:
     least_remaining: float
     floor: float
     units_per_move: int
-    link_bytes_per_s: float = 12.5e9
+    link_bytes_per_s: float = inf
 
 
 def best_moves(

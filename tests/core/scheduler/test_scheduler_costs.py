@@ -18,6 +18,7 @@ from headway.policies.dispatch.sbs import SbsParams, StaggeredBatch
 from headway.policies.packing import Room
 from headway.policies.packing.pbaa import BOOST, Pbaa, PbaaParams
 from headway.policies.placement.min_cost import MinCost, MinCostParams
+from headway.policies.rescheduling.star import Star, StarParams
 from headway.request import StreamKey
 from tests.fakes.scheduler_text import SchedulerHarness, make_info, short_pass
 
@@ -104,6 +105,27 @@ def test_the_interval_begins_with_what_a_pass_costs_until_one_is_reported() -> N
     assert policy.constants() == (Constant("T̄", 0.4, Source.MEASURED),)
 
 
+def test_moves_and_routing_use_the_link_that_workers_measured_and_say_so() -> None:
+    costs, star = pool(Costs(link_bytes_per_s=25e9)), Star()
+    costs.add_reader("m", star)
+    assert star.constants() == (Constant("link", 25e9, Source.PROFILE),)
+    info = replace(PREFILLER, kv_bytes_per_token=1000)
+    costs.heard(info, replace(MEASURED, link_per_byte=1e-9))
+    assert star.constants() == (Constant("link", pytest.approx(1e9), Source.MEASURED),)
+    found = costs.of("m")
+    assert found.network_tokens_per_s == pytest.approx(1e6)  # V_N
+    assert found.source_of("network_tokens_per_s") is Source.MEASURED
+    costs.heard(DECODER, replace(MEASURED, link_per_byte=1e-9))
+    assert costs.of("m").network_tokens_per_s == pytest.approx(1e6)  # a decoder's is no V_N
+
+
+def test_a_link_that_was_given_stands_and_an_unknown_one_is_assumed() -> None:
+    assert Star().constants() == (Constant("link", 12.5e9, Source.DEFAULT),)
+    star = Star(StarParams(link_bytes_per_s=5e9))
+    star.learn(Costs(link_bytes_per_s=25e9))
+    assert star.constants() == (Constant("link", 5e9, Source.GIVEN),)
+
+
 def test_a_given_interval_stands() -> None:
     policy = StaggeredBatch(SbsParams(default_pass_time=0.7))
     policy.learn(Costs(first_pass=0.2))
@@ -120,10 +142,10 @@ def test_costs_that_are_no_times_are_refused(field: str, value: float) -> None:
 @pytest.mark.parametrize("value", [5e-324, 1e-300, 3600.0])
 @pytest.mark.parametrize("role", list(Role))
 def test_no_report_within_the_bounds_stops_the_scheduler(value: float, role: Role) -> None:
-    costs, policies = pool(), (MinCost(), StaggeredBatch(), Pbaa())
+    costs, policies = pool(), (MinCost(), StaggeredBatch(), Pbaa(), Star())
     for policy in policies:
         costs.add_reader("m", policy)
-    costs.heard(make_info("w", role=role), MeasuredCosts(value, value, value, value, value, value))
+    costs.heard(make_info("w", role=role), MeasuredCosts(*[value] * 7))
     costs.heard(make_info("v", role=role), MeasuredCosts(0.0, value))
     assert all(0.0 <= constant.value < inf for constant in costs.constants("m"))
 

@@ -131,3 +131,22 @@ def test_swaps_count_there_and_back_where_there_is_host_memory() -> None:
         for batch in range(1, 100):
             meter.ran([Share(0, 0, batch, 50 * batch)], TRUE.seconds(0, 0, batch, 50 * batch), 1)
         assert meter.costs.swap_per_token == pytest.approx(per_token)
+
+
+def test_the_link_is_what_transfers_took_and_is_reported_once_it_has_drifted() -> None:
+    rates = MemoryRates()
+    meter = CostMeter(INFO, Costs(link_bytes_per_s=1e9), rates, can_swap=False)
+
+    def reported_after(num_bytes: int, seconds: float) -> MeasuredCosts | None:
+        rates.sent(num_bytes, seconds)
+        meter.sent()
+        return meter.take_news()
+
+    assert reported_after(1_000_000, 0.0) is None  # nobody timed it
+    assert reported_after(1_000_000, 1.1e-3) is None  # as the profile says
+    report = reported_after(100_000_000, 0.4)
+    assert report is not None
+    assert 1 / report.link_per_byte == pytest.approx(2.5e8, rel=0.02)
+    assert meter.costs.link_bytes_per_s == pytest.approx(2.5e8, rel=0.02)
+    assert meter.costs.source_of("link_bytes_per_s") is Source.MEASURED
+    assert reported_after(100_000_000, 0.41) is None
