@@ -13,6 +13,7 @@ from headway.core.gateway.settings import GatewaySettings
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.worker.settings import WorkerSettings
 from headway.cost.costs import Costs
+from headway.cost.velocity import Limits
 from headway.errors import Code, HeadwayError
 from headway.policies import registry
 from headway.policies.answer import Answer
@@ -108,6 +109,7 @@ def policy_settings(
             rescheduling_params=rescheduling.params,
             gamma_fit=_gamma_fit(batching),
             costs=costs,
+            limits=_limits(dispatch),
         ),
         worker=replace(worker, linger=linger, reader_pace=reader_pace, costs=costs),
         gateway=_gateway_settings(gateway or GatewaySettings(), burst, pacing),
@@ -190,6 +192,13 @@ def needs_profile(preset: Preset) -> bool:
     """Return whether a policy of the preset needs the velocities of an instance."""
     asked = (registry.find(q, getattr(preset, q)) for q in ("dispatch", "scaling"))
     return any(answer.reads_profile for answer in asked)
+
+
+def _limits(dispatch: Policy) -> Limits:
+    """Return the limits that a dispatch policy keeps; TokenScale's where it has none."""
+    known = {**dispatch.answer.parameters(), **dispatch.params}
+    given = (known.get(name) for name in ("ttft_medium", "tpot_slo"))
+    return Limits(*(value or default for value, default in zip(given, Limits(), strict=True)))
 
 
 def _gamma_fit(batching: Policy) -> GammaFit | None:

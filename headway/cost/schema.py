@@ -13,10 +13,6 @@ from headway.errors import Code, HeadwayError, invalid, require_between, require
 
 MAKE_ONE = "`headway profile run --model MODEL --out FILE.toml`"
 """The command that makes a profile: what every error about a missing one names."""
-MEDIUM_TTFT_SLO = 0.4
-"""Seconds for the first token of a medium prompt (TokenScale, table 1)."""
-TPOT_SLO = 0.1
-"""Seconds between tokens (TokenScale, table 1)."""
 _MOST = 1 << 40
 
 

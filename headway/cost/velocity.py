@@ -7,10 +7,38 @@ where nothing could be measured, the pass-time model tells what they would be.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headway.cost.buckets import NUM_BUCKETS, Buckets
 from headway.cost.pass_time import ALL_UNITS, PassTime
 from headway.errors import Code, HeadwayError, require_between, require_over
+
+MEDIUM_TTFT_SLO = 0.4
+"""Seconds for the first token of a medium prompt (TokenScale, table 1)."""
+TPOT_SLO = 0.1
+"""Seconds between tokens (TokenScale, table 1)."""
+
+
+class Limits(NamedTuple):
+    """Seconds to the first token of a medium prompt, and between tokens."""
+
+    ttft: float = MEDIUM_TTFT_SLO
+    tpot: float = TPOT_SLO
+
+
+class LimitsInForce:
+    """The tightest limits: those of the dispatch policy, and promises of classes that came."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.now = limits
+
+    def promise(self, ttft: float | None, tpot: float | None) -> None:
+        """Take a class's promises, seconds; None promises nothing."""
+        least = self.now
+        if (ttft or least.ttft) < least.ttft or (tpot or least.tpot) < least.tpot:
+            self.now = Limits(
+                min(ttft or least.ttft, least.ttft), min(tpot or least.tpot, least.tpot)
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +96,17 @@ def reserved_tokens(velocity: float, ttft_slo: float) -> float:
     require_between("velocity", velocity, 0, float("inf"))
     require_over("ttft_slo", ttft_slo, 0)
     return velocity * ttft_slo
+
+
+def memory_for_prompts(
+    chunk_tokens: float, decode_batch: float, kv_capacity_tokens: float, limits: Limits
+) -> float:
+    """Return what a convertible decoder keeps for prompts under these limits, tokens of KV.
+
+    At most half of its KV: it decodes as well.
+    """
+    velocity = convertible_velocity(chunk_tokens, decode_batch, limits.tpot)
+    return min(reserved_tokens(velocity, limits.ttft), kv_capacity_tokens / 2)
 
 
 def takes_decode(kv_tokens: int, kv_capacity_tokens: int, reserved_tokens: float) -> bool:

@@ -212,6 +212,9 @@ class SchedulerCore:
 
     def _enter(self, entry: Tracked, saved: SavedRequest | None) -> None:
         """Put it into the window; one that waited before an election gets its old place."""
+        service = entry.request.standing.service if entry.request is not None else None
+        if service is not None and not service.yields:
+            self._state.limits.promise(service.ttft, service.tpot)
         window = self._pool(entry.model).window
         if saved is None or saved.cycle < 0:
             window.add(entry)

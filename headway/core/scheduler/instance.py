@@ -12,8 +12,7 @@ from types import MappingProxyType
 from headway.blocks import blocks_for
 from headway.cluster import Role, UnitId, UnitLoad, WorkerInfo
 from headway.core.scheduler.ahead import Foresight
-from headway.cost.schema import MEDIUM_TTFT_SLO, TPOT_SLO
-from headway.cost.velocity import convertible_velocity, reserved_tokens
+from headway.cost.velocity import Limits, LimitsInForce, memory_for_prompts
 from headway.messages import Dispatch, LoadReport, UnitBatch
 from headway.policies.dispatch import InstanceLoad
 from headway.policies.dispatch.protocol import UnitDebt
@@ -68,8 +67,11 @@ class Instance:
     ``max_request_tokens``: prompt and output of the longest request it could ever hold.
     """
 
-    def __init__(self, info: WorkerInfo, kv_watermark: float) -> None:
+    def __init__(
+        self, info: WorkerInfo, kv_watermark: float, limits: LimitsInForce | None = None
+    ) -> None:
         self.info = info
+        self._limits = limits or LimitsInForce(Limits())
         self.max_request_tokens = min(info.max_model_len, info.num_blocks * info.block_size)
         self.draining = False
         self.has_changed = False  # changed its role; it may hold requests of the old one
@@ -321,9 +323,8 @@ class Instance:
         if self.info.role is not Role.CONVERTIBLE:
             return 0.0
         info = self.info
-        velocity = convertible_velocity(info.chunk_tokens, self._decode_batch(load), TPOT_SLO)
-        wanted = reserved_tokens(velocity, MEDIUM_TTFT_SLO)
-        return min(wanted, info.num_blocks * info.block_size / 2)
+        batch, capacity = self._decode_batch(load), info.num_blocks * info.block_size
+        return memory_for_prompts(info.chunk_tokens, batch, capacity, self._limits.now)
 
     def is_open(self, unit: int) -> bool:
         """Return whether a unit takes more decode work."""

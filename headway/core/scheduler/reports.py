@@ -238,7 +238,9 @@ class WorkerReports:
             watermark = self._state.settings.kv_watermark
             if instance is not None:
                 self.lose_all(instance, f"worker {worker_id} has changed", now=now)
-            instance = self._instances[worker_id] = Instance(snapshot.info, watermark)
+            instance = self._instances[worker_id] = Instance(
+                snapshot.info, watermark, self._state.limits
+            )
         instance.draining = snapshot.draining
         for held in snapshot.held:
             self._take(instance, held, now)

@@ -19,6 +19,7 @@ from headway.core.scheduler.events import (
 )
 from headway.core.scheduler.places import Tracked
 from headway.core.scheduler.settings import SchedulerSettings
+from headway.cost.velocity import LimitsInForce
 from headway.messages import (
     Lost,
     Order,
@@ -61,6 +62,7 @@ class SchedulerState:
         self._learned: dict[str, Learned] = {}
         self.gammas: dict[str, float] = {}
         self.costs = PoolCosts(settings)
+        self.limits = LimitsInForce(settings.limits)
         self._num_dispatches = 0
 
     def next_dispatch_id(self) -> int:

@@ -8,7 +8,7 @@ from heapq import heapify, heapreplace
 
 from headway.bounds import Bounded, between, over
 from headway.cost.buckets import Buckets
-from headway.cost.schema import MEDIUM_TTFT_SLO
+from headway.cost.velocity import MEDIUM_TTFT_SLO
 from headway.policies.dispatch.protocol import Waiting
 
 _SHORT, _MEDIUM, _ = Buckets().input_tokens

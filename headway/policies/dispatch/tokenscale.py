@@ -14,7 +14,7 @@ from headway.bounds import between, one_of, over
 from headway.cluster import Role
 from headway.cost.costs import Constant, Costs, Source
 from headway.cost.schema import Profile, require_profile
-from headway.cost.velocity import convertible_velocity
+from headway.cost.velocity import TPOT_SLO, convertible_velocity
 from headway.policies.answer import Answer
 from headway.policies.dispatch.feasibility import TtftSlos
 from headway.policies.dispatch.protocol import Dispatching, InstanceLoad, Turn, Waiting
@@ -37,7 +37,7 @@ class TokenScaleRoutingParams(TtftSlos):
 
     profile: Profile | None = None
     prefill_tokens_per_s: float = between(0, 1e12, default=0.0)
-    tpot_slo: float = over(0, default=0.1)
+    tpot_slo: float = over(0, default=TPOT_SLO)
     fit: str = one_of(FIRST, LEAST, default=LEAST)
     default_pass_time: float = over(0, default=0.05)
     window: int = between(1, 100_000, default=32)

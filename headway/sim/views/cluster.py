@@ -8,6 +8,7 @@ from math import inf, isfinite
 from headway.cluster import Role
 from headway.core.scheduler.admission import wanted_reports
 from headway.cost.costs import Costs
+from headway.cost.velocity import LimitsInForce
 from headway.errors import Code, HeadwayError
 from headway.policies import registry
 from headway.policies.batching import Batching
@@ -40,6 +41,7 @@ class ViewCluster:
 
     def __init__(self, spec: ClusterSpec, ended: Callable[[Record], None]) -> None:
         hops, settings = spec.network.costs, spec.gateway
+        self._limits = LimitsInForce(spec.scheduler.limits)
         self._spec = spec
         self._ended = ended
         self._submitted_after = hops.gateway + hops.submit
@@ -77,7 +79,7 @@ class ViewCluster:
     def start(self, kind: InstanceSpec) -> None:
         """Add an instance that runs."""
         worker_id = f"{kind.role.value}-{len(self.instances) + 1}"
-        instance = ViewInstance(worker_id, kind, self._spec.worker, self.agenda, self)
+        instance = ViewInstance(worker_id, kind, self._spec.worker, self.agenda, self, self._limits)
         self.instances.append(instance)
         if self._spec.batching.name != FIRST_COME:
             policy: Batching = self._spec.batching.make()
@@ -130,6 +132,9 @@ class ViewCluster:
         if self._burst is not None and not request.standing.yields:  # that makes no burst
             label = self._burst.arrived(request.num_prompt_tokens, now=request.arrival_at)
             job.is_burst = label.is_burst
+        service = request.standing.service
+        if service is not None and not service.yields:
+            self._limits.promise(service.ttft, service.tpot)
         self._open[job.key] = job
         if why := self._sizes.refusal(job):
             self.ended_at = max(self.ended_at, self.agenda.now)

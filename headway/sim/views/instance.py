@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from headway.core.worker.settings import WorkerSettings
 from headway.cost.pass_time import EACH_TERM, Share
+from headway.cost.velocity import LimitsInForce
 from headway.policies.batching import Batching
 from headway.sim.device import MOST_STEPS, Steps
 from headway.sim.views.agenda import Agenda
@@ -85,6 +86,7 @@ class ViewInstance:
         settings: WorkerSettings,
         agenda: Agenda,
         owner: Owner,
+        limits: LimitsInForce,
     ) -> None:
         info, profile = spec.info(worker_id), spec.deployed
         self.spec, self.info = spec, info
@@ -94,7 +96,7 @@ class ViewInstance:
         host_tokens, watermark = profile.host_capacity_tokens, settings.watermark
         self.load = LoadView(info)
         self.units = [
-            Unit(self.load, info, n, watermark, host_tokens if swaps else 0)
+            Unit(self.load, info, n, watermark, host_tokens if swaps else 0, limits)
             for n in range(info.num_units)
         ]
         self.max_request_tokens = min(info.max_model_len, self.units[0].memory.capacity)

@@ -13,8 +13,7 @@ from heapq import heappop, heappush
 
 from headway.cluster import Role, UnitId, WorkerInfo
 from headway.cost.buckets import Buckets
-from headway.cost.schema import MEDIUM_TTFT_SLO, TPOT_SLO
-from headway.cost.velocity import convertible_velocity, reserved_tokens
+from headway.cost.velocity import LimitsInForce, memory_for_prompts
 from headway.policies.packing import Room
 from headway.policies.placement import DecodeUnit
 from headway.request import StreamKey
@@ -128,9 +127,15 @@ class Unit:
     """
 
     def __init__(
-        self, load: LoadView, info: WorkerInfo, unit: int, watermark: float, host_tokens: int
+        self,
+        load: LoadView,
+        info: WorkerInfo,
+        unit: int,
+        watermark: float,
+        host_tokens: int,
+        limits: LimitsInForce,
     ) -> None:
-        self.load = load
+        self.load, self._limits = load, limits
         self.memory = UnitMemory(info, watermark, host_tokens)
         self.chunk_tokens = info.chunk_tokens
         self.clock = self.batch = self.kv_tokens = 0
@@ -389,10 +394,9 @@ class Unit:
     def _keep_chunk(self) -> None:
         """Note what decoding takes of a convertible's chunk, and what prompts need of its memory.
 
-        As ``headway/core/scheduler/instance.py`` counts both (TokenScale, equations 5 and 6).
+        TokenScale, equations 5 and 6.
         """
         self.room.capacity += self._chunk_taken - self.batch
         self._chunk_taken = self.batch
-        velocity = convertible_velocity(self.chunk_tokens, self.batch, TPOT_SLO)
-        wanted = reserved_tokens(velocity, MEDIUM_TTFT_SLO)
-        self.view.reserved_tokens = min(wanted, self.memory.capacity / 2)
+        chunk, capacity, limits = self.chunk_tokens, self.memory.capacity, self._limits.now
+        self.view.reserved_tokens = memory_for_prompts(chunk, self.batch, capacity, limits)
