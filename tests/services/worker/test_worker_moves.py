@@ -92,6 +92,10 @@ async def test_it_goes_on_at_the_exact_token(
         assert sample(metrics, "headway_worker_move_pause_seconds_sum") > 0
         assert metrics.get_sample_value(TRANSFERS, {"end": "sent"}) == 1
         assert metrics.get_sample_value(TRANSFERS, {"end": "broken"}) == 0
+        costs = "headway_worker_measured_costs"
+        link = metrics.get_sample_value(costs, {"cost": "link_per_byte"})
+        assert link is not None, "it has measured its link"
+        assert 0 < link < 1
         alone = replace(request, stream_id=2, request_id="alone")
         await leader.send(Dispatch(2, (UnitBatch(0, (alone,)),)))
         assert [token for _, _, token in await tokens_of(found, 120)] == moved
