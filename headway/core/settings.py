@@ -13,7 +13,7 @@ from headway.core.gateway.settings import GatewaySettings
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.worker.settings import WorkerSettings
 from headway.cost.costs import Costs
-from headway.cost.velocity import Limits
+from headway.cost.velocity import TokenLimits
 from headway.errors import Code, HeadwayError
 from headway.policies import registry
 from headway.policies.answer import Answer
@@ -194,11 +194,13 @@ def needs_profile(preset: Preset) -> bool:
     return any(answer.reads_profile for answer in asked)
 
 
-def _limits(dispatch: Policy) -> Limits:
+def _limits(dispatch: Policy) -> TokenLimits:
     """Return the limits that a dispatch policy keeps; TokenScale's where it has none."""
     known = {**dispatch.answer.parameters(), **dispatch.params}
     given = (known.get(name) for name in ("ttft_medium", "tpot_slo"))
-    return Limits(*(value or default for value, default in zip(given, Limits(), strict=True)))
+    return TokenLimits(
+        *(value or default for value, default in zip(given, TokenLimits(), strict=True))
+    )
 
 
 def _gamma_fit(batching: Policy) -> GammaFit | None:

@@ -19,7 +19,7 @@ TPOT_SLO = 0.1
 """Seconds between tokens (TokenScale, table 1)."""
 
 
-class Limits(NamedTuple):
+class TokenLimits(NamedTuple):
     """Seconds to the first token of a medium prompt, and between tokens."""
 
     ttft: float = MEDIUM_TTFT_SLO
@@ -29,14 +29,14 @@ class Limits(NamedTuple):
 class LimitsInForce:
     """The tightest limits: those of the dispatch policy, and promises of classes that came."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: TokenLimits) -> None:
         self.now = limits
 
     def promise(self, ttft: float | None, tpot: float | None) -> None:
         """Take a class's promises, seconds; None promises nothing."""
         least = self.now
         if (ttft or least.ttft) < least.ttft or (tpot or least.tpot) < least.tpot:
-            self.now = Limits(
+            self.now = TokenLimits(
                 min(ttft or least.ttft, least.ttft), min(tpot or least.tpot, least.tpot)
             )
 
@@ -99,7 +99,7 @@ def reserved_tokens(velocity: float, ttft_slo: float) -> float:
 
 
 def memory_for_prompts(
-    chunk_tokens: float, decode_batch: float, kv_capacity_tokens: float, limits: Limits
+    chunk_tokens: float, decode_batch: float, kv_capacity_tokens: float, limits: TokenLimits
 ) -> float:
     """Return what a convertible decoder keeps for prompts under these limits, tokens of KV.
 

@@ -11,7 +11,7 @@ from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.settings import policy_settings
 from headway.cost.costs import Constant, Costs, Source
-from headway.cost.velocity import Limits, LimitsInForce
+from headway.cost.velocity import LimitsInForce, TokenLimits
 from headway.policies import registry
 from headway.policies.dispatch import InstanceLoad, Turn
 from headway.policies.dispatch.sbs import CONVERTIBLE, SbsParams, StaggeredBatch
@@ -257,7 +257,7 @@ def test_the_reserve_is_what_arrives_in_the_ttft_slo_at_the_chunk_less_the_batch
 
 def test_the_reserve_follows_the_limits_in_force() -> None:
     """(100 − 30) / 0.05 s for 0.2 s are 280 tokens, and for 0.1 s 140."""
-    limits = LimitsInForce(Limits(0.2, 0.05))
+    limits = LimitsInForce(TokenLimits(0.2, 0.05))
     convertible = Instance(make_info("k", Role.CONVERTIBLE), 0.1, limits)
 
     def reserved() -> float:
@@ -267,7 +267,7 @@ def test_the_reserve_follows_the_limits_in_force() -> None:
     assert reserved() == pytest.approx(280)
     for promised in ((None, None), (1.0, 0.3)):  # nothing, and what the policy keeps anyway
         limits.promise(*promised)
-        assert limits.now == Limits(0.2, 0.05)
+        assert limits.now == TokenLimits(0.2, 0.05)
     limits.promise(0.1, None)
     assert reserved() == pytest.approx(140)
 
@@ -284,12 +284,12 @@ def test_a_class_that_comes_and_does_not_yield_tightens_the_limits(
 
 
 def test_limits_are_those_of_the_dispatch_policy_or_the_papers() -> None:
-    def limits(name: str, **params: float) -> Limits:
+    def limits(name: str, **params: float) -> TokenLimits:
         preset = find_preset(name).but({}, {"dispatch": params})
         return policy_settings(preset, Costs(profile=A100)).scheduler.limits
 
-    assert limits("tokenscale") == limits("vllm-like") == Limits(0.4, 0.1)
-    assert limits("tokenscale", ttft_medium=0.2, tpot_slo=0.05) == Limits(0.2, 0.05)
+    assert limits("tokenscale") == limits("vllm-like") == TokenLimits(0.4, 0.1)
+    assert limits("tokenscale", ttft_medium=0.2, tpot_slo=0.05) == TokenLimits(0.2, 0.05)
 
 
 def test_a_small_pool_reserves_at_most_half() -> None:

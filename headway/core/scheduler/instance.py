@@ -12,7 +12,7 @@ from types import MappingProxyType
 from headway.blocks import blocks_for
 from headway.cluster import Role, UnitId, UnitLoad, WorkerInfo
 from headway.core.scheduler.ahead import Foresight
-from headway.cost.velocity import Limits, LimitsInForce, memory_for_prompts
+from headway.cost.velocity import LimitsInForce, TokenLimits, memory_for_prompts
 from headway.messages import Dispatch, LoadReport, UnitBatch
 from headway.policies.dispatch import InstanceLoad
 from headway.policies.dispatch.protocol import UnitDebt
@@ -71,7 +71,7 @@ class Instance:
         self, info: WorkerInfo, kv_watermark: float, limits: LimitsInForce | None = None
     ) -> None:
         self.info = info
-        self._limits = limits or LimitsInForce(Limits())
+        self._limits = limits or LimitsInForce(TokenLimits())
         self.max_request_tokens = min(info.max_model_len, info.num_blocks * info.block_size)
         self.draining = False
         self.has_changed = False  # changed its role; it may hold requests of the old one

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from headway.core.defaults import WATERMARK
 from headway.cost.costs import Costs
-from headway.cost.velocity import Limits
+from headway.cost.velocity import TokenLimits
 from headway.policies.batching.gamma_ada import GammaFit
 from headway.policies.packing.flow_control import FlowControl
 
@@ -48,7 +48,7 @@ class SchedulerSettings:
     """Parameters of the γ fit (γ-Ada); None if the workers' policy has no γ."""
     costs: Costs = field(default_factory=Costs)
     """Costs of the instances as far as a profile tells them; workers measure the others."""
-    limits: Limits = field(default_factory=Limits)
+    limits: TokenLimits = field(default_factory=TokenLimits)
     """Of the dispatch policy; classes of requests that come may promise tighter ones."""
     flow_control: FlowControl = field(default_factory=FlowControl)
     max_waiting: int = 4096
