@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli import main
+from headway.core.scheduler.state import SchedulerState
 from proof.shells.history import run
 from proof.vopr.campaign import SeedCampaign
 from proof.vopr.draw import draw
@@ -52,6 +55,16 @@ def test_the_same_seed_gives_the_same_history_in_any_process() -> None:
 def test_the_command_runs_the_live_services(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["vopr", "--shells", "--seed", "3"]) == 0
     assert run(draw(3)).digest in capsys.readouterr().out
+
+
+@pytest.mark.timeout(600)
+def test_a_bug_put_back_is_found_on_the_live_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    def says_nothing(self: SchedulerState, keys: Sequence[Any], reason: str, **named: Any) -> None:
+        for key in keys:
+            self.end(key)
+
+    monkeypatch.setattr(SchedulerState, "lose", says_nothing)
+    assert "faults are over" in run(draw(81)).violations[0]
 
 
 @pytest.mark.slow

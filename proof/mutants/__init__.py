@@ -1,0 +1,1 @@
+"""Single-line mutations of cores and shells, and what catches them."""

@@ -1,0 +1,82 @@
+"""``python -m proof.mutants.apply NAME (tests FILE… | seeds A B | shells A B)``: live with one.
+
+The mutation is made as the module is imported: no file changes. Exits with 1 if it was caught.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, ModuleType
+from typing import Any
+
+from proof.mutants.mutations import Mutation, find, mutated
+
+
+class _Loader(SourceFileLoader):
+    """Loads one module from its mutated source, never from bytecode."""
+
+    mutation: Mutation
+
+    def get_code(self, fullname: str) -> CodeType:
+        source = self.get_data(self.path).decode()
+        return self.source_to_code(mutated(self.mutation, source).encode(), self.path)
+
+
+class _Finder(MetaPathFinder):
+    """Finds the module of one mutation before anybody else does."""
+
+    def __init__(self, mutation: Mutation) -> None:
+        self._mutation = mutation
+        self._module = mutation.file.removesuffix(".py").replace("/", ".")
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._module:
+            return None
+        spec = PathFinder.find_spec(fullname, path)
+        assert spec is not None
+        assert spec.origin is not None
+        loader = _Loader(fullname, spec.origin)
+        loader.mutation = self._mutation
+        spec.loader = loader
+        return spec
+
+
+def _fails_tests(files: Sequence[str]) -> bool:
+    import pytest
+
+    return pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-n", "0", *files]) == 1
+
+
+def _breaks_promise(first: int, last: int, *, in_shells: bool) -> bool:
+    from proof.vopr.draw import draw
+
+    run: Callable[[Any], Any]
+    if in_shells:
+        from proof.shells.history import run
+    else:
+        from proof.vopr.history import run
+    for seed in range(first, last):
+        violations = run(draw(seed)).violations
+        if violations:
+            print(f"seed {seed}: {violations[0]}")
+            return True
+    return False
+
+
+def main(argv: Sequence[str]) -> int:
+    """Return 1 if the mutation is caught, 0 if it survives."""
+    name, what, *rest = argv
+    sys.meta_path.insert(0, _Finder(find(name)))
+    if what == "tests":
+        return int(_fails_tests(rest))
+    first, last = map(int, rest)
+    return int(_breaks_promise(first, last, in_shells=what == "shells"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
