@@ -26,6 +26,7 @@ from headway_vllm.settings import SETTING, OrderSettings, read_settings
     [
         (None, Hints()),
         ({"headway_reasons": 1, "headway_predicted_output_tokens": 30}, Hints(True, 30)),
+        ({"headway_reasons": False}, Hints(reasons=False)),
         ({"headway_reasons": "yes", "headway_predicted_output_tokens": "many"}, Hints()),
         ({"headway_predicted_output_tokens": float("nan")}, Hints()),
         ({"headway_predicted_output_tokens": -1}, Hints()),
@@ -35,6 +36,53 @@ from headway_vllm.settings import SETTING, OrderSettings, read_settings
 )
 def test_hints_that_are_none_are_ignored(told: Any, hints: Hints) -> None:
     assert read_hints(told) == hints
+
+
+THINK, END = 7, 8
+
+
+@pytest.mark.parametrize(
+    ("hints", "prompt", "reasons"),
+    [
+        (Hints(), [1, 2], True),
+        (Hints(), [1, 2, THINK], True),
+        (Hints(), [1, THINK, END], False),
+        (Hints(reasons=False), [1, 2], False),
+        (Hints(reasons=True), [1, THINK, END], True),
+    ],
+)
+def test_who_does_not_say_whether_it_reasons_does_if_the_model_does(
+    hints: Hints, prompt: list[int], reasons: bool
+) -> None:
+    order = OrderSettings("headway", {}, (END,), (THINK,)).order()
+    order.came("r", prompt, 10, hints, 100.0, now=100.0)
+    assert order.look_at("r").reasons is reasons
+    silent = OrderSettings("headway").order()
+    silent.came("r", prompt, 10, Hints(), 100.0, now=100.0)
+    assert not silent.look_at("r").reasons
+
+
+def test_who_does_not_stream_has_no_reader_joins_the_critical_and_says_nothing_of_their_lag() -> (
+    None
+):
+    order = OrderSettings("headway", {"promise": 5.0}).order()
+    order.came("unread", [1] * 8, 10, Hints(), 100.0, now=100.0, is_read=False)
+    order.came("chat", [1] * 8, 10, Hints(), 104.0, now=104.0)
+    assert order.place_of("chat") < order.place_of("unread")
+    order.came("later", [1] * 8, 10, Hints(), 105.5, now=105.5)
+    order.settle(now=105.5)
+    assert order.place_of("chat") < order.place_of("unread") < order.place_of("later")
+    serve(order, 20, is_read=False)
+    assert [each.name for each in constants_of(order.policy)][-1] == "T"
+
+
+def test_the_lag_of_readers_is_measured_within_the_engine() -> None:
+    order = OrderSettings("headway").order()
+    serve(order, 20)
+    known = {each.name: each for each in constants_of(order.policy)}
+    assert known["T"].source is Source.MEASURED
+    assert known["T"].value == known["ℓ"].value
+    assert known["ρ"].value == pytest.approx(1.0)
 
 
 def order_of(policy: str, *lengths: int) -> list[str]:
@@ -148,12 +196,17 @@ def test_who_was_refused_is_asked_for_again_when_its_rank_changes() -> None:
 TRUE = PassTime(0.01, 2e-4, 1e-3, 1e-5)
 
 
-def serve(order: PolicyOrder, num_requests: int, response_time: float = 1.0) -> None:
+def serve(
+    order: PolicyOrder, num_requests: int, response_time: float = 1.0, *, is_read: bool = True
+) -> None:
     """Run requests one by one on an engine with such pass times."""
     now = 100.0
     for number in range(num_requests):
         name, num_prompt, num_output = f"r{number}", 5 + 7 * (number % 9), 3 + number % 17
-        order.came(name, [1] * num_prompt, num_output, Hints(), now - response_time, now=now)
+        arrived_at = now - response_time
+        order.came(
+            name, [1] * num_prompt, num_output, Hints(), arrived_at, now=now, is_read=is_read
+        )
         for place in range(num_output):
             start, count = (num_prompt + place - 1, 1) if place else (0, num_prompt)
             share = order.planned({name: count}, {name: start}, now=now)

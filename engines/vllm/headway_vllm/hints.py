@@ -11,7 +11,8 @@ _MOST_TOKENS = 1e9
 class Hints(NamedTuple):
     """The words of a client about its request."""
 
-    reasons: bool = False
+    reasons: bool | None = None
+    """Whether its output begins with reasoning; None: it does not say."""
     predicted_output_tokens: float = 0.0
 
 
@@ -22,4 +23,4 @@ def read_hints(told: Mapping[str, Any] | None) -> Hints:
     reasons: Any = given.get("headway_reasons")
     if type(length) not in (int, float) or not 0 <= length < _MOST_TOKENS:
         length = 0.0
-    return Hints(type(reasons) in (int, bool) and bool(reasons), length)
+    return Hints(bool(reasons) if type(reasons) in (int, bool) else None, length)

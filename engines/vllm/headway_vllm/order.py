@@ -56,8 +56,8 @@ class PolicyOrder:
         """``settings``: of the requests' readers."""
         self.policy = policy
         self._readers = Readers(settings)
-        markers = Markers(settings.end_of_reasoning, settings.start_of_reasoning)
-        self._steady = SteadyRequests(self._readers, markers)
+        self._markers = Markers(settings.end_of_reasoning, settings.start_of_reasoning)
+        self._steady = SteadyRequests(self._readers, self._markers)
         asked = PolicyAsked(policy, self._steady)
         self.queue: RankedQueue[candidates.Sequence] = RankedQueue(asked)
         self._followed: dict[str, Followed] = {}
@@ -79,9 +79,17 @@ class PolicyOrder:
         arrived_at: float,
         *,
         now: float,
+        is_read: bool = True,
     ) -> None:
-        """Take a new request in; ``arrived_at`` in seconds since the epoch."""
+        """Take a new request in; ``arrived_at`` in seconds since the epoch.
+
+        ``is_read``: whether its client reads the answer as it comes. One that does not say whether
+        it reasons does if the model does, unless its prompt ends with the reasoning closed.
+        """
         self._number += 1
+        reasons = hints.reasons
+        if reasons is None:
+            reasons = bool(self._markers.end) and not self._markers.is_closed(prompt)
         request = Request(
             request_id=name,
             stream_id=self._number,
@@ -91,7 +99,8 @@ class PolicyOrder:
             sampling=SamplingParams(max_tokens=min(max(1, max_tokens), 2**31 - 1)),
             arrival_at=arrived_at,
             predicted_output_tokens=hints.predicted_output_tokens,
-            reasons=hints.reasons,
+            reasons=reasons,
+            is_read=is_read,
         )
         self.take(name, request, now=now)
 

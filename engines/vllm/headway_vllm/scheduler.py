@@ -13,6 +13,7 @@ from heapq import merge
 from itertools import islice
 from typing import Any
 
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
@@ -72,7 +73,10 @@ class OrderedScheduler(Scheduler):
             hints = read_hints(params.extra_args if params is not None else None)
             prompt = request.prompt_token_ids or [0] * request.num_prompt_tokens
             name, arrived_at, now = request.request_id, request.arrival_time, time.time()
-            self.headway.came(name, prompt, request.max_tokens, hints, arrived_at, now=now)
+            is_read = params is None or params.output_kind is not RequestOutputKind.FINAL_ONLY
+            self.headway.came(
+                name, prompt, request.max_tokens, hints, arrived_at, now=now, is_read=is_read
+            )
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
