@@ -279,6 +279,16 @@ class MeasuredCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class UsedConstant:
+    """A number by which a worker's order decides: ``Constant`` with its source in a word."""
+
+    name: str
+    value: float
+    """Seconds or a share, 0 or more; infinite for what never comes."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """A worker's description and requests; its first message to a scheduler."""
 
@@ -288,6 +298,7 @@ class Snapshot:
     draining: bool = False
     costs: MeasuredCosts | None = None
     prefixes: tuple[CachedPrefixes, ...] = ()
+    constants: tuple[UsedConstant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +360,8 @@ class EndForward:
     """Costs as measured by now; None if they have not changed."""
     admitted: tuple[Admission, ...] = ()
     """Requests admitted since the last report, where prefixes are cached."""
+    constants: tuple[UsedConstant, ...] = ()
+    """Constants by which its order decides; none if none has drifted since the last report."""
 
 
 @dataclass(frozen=True, slots=True)

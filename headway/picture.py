@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.cluster import Role
-from headway.messages import MeasuredCosts
+from headway.messages import MeasuredCosts, UsedConstant
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ class WorkerPicture:
     ahead_tokens: tuple[float, ...] = ()
     costs: CostPicture | None = None
     """None until it has measured some."""
+    constants: tuple[UsedConstant, ...] = ()
+    """Constants by which its order decides."""
 
 
 @dataclass(frozen=True, slots=True)

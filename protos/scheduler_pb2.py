@@ -26,7 +26,7 @@ from protos import common_pb2 as protos_dot_common__pb2
 from protos import worker_pb2 as protos_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/scheduler.proto\x12\nheadway.v1\x1a\x13protos/common.proto\x1a\x13protos/worker.proto\"\x10\n\x0ePictureRequest\"\xbd\x02\n\x0e\x43lusterPicture\x12\x15\n\rfencing_token\x18\x01 \x01(\x04\x12*\n\x07workers\x18\x02 \x03(\x0b\x32\x19.headway.v1.WorkerPicture\x12*\n\x07windows\x18\x03 \x03(\x0b\x32\x19.headway.v1.WindowPicture\x12&\n\x05moves\x18\x04 \x03(\x0b\x32\x17.headway.v1.MovePicture\x12\x13\n\x0bnum_tracked\x18\x05 \x01(\r\x12\x12\n\nnum_moving\x18\x06 \x01(\r\x12\x1b\n\x13num_awaiting_decode\x18\x07 \x01(\r\x12\x15\n\rnum_held_back\x18\x08 \x01(\r\x12%\n\x04held\x18\t \x03(\x0b\x32\x17.headway.v1.HeldPicture\x12\x10\n\x08num_held\x18\n \x01(\r\"\xd2\x03\n\rWorkerPicture\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1e\n\x04role\x18\x02 \x01(\x0e\x32\x10.headway.v1.Role\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x11\n\tnum_units\x18\x05 \x01(\r\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\x12\x13\n\x0bnum_running\x18\x07 \x01(\r\x12\x14\n\x0cnum_arriving\x18\x08 \x01(\r\x12\x15\n\rqueued_tokens\x18\t \x01(\x04\x12\x11\n\tkv_tokens\x18\n \x01(\x04\x12\x13\n\x0bhost_tokens\x18\x0b \x01(\x04\x12\x12\n\nblock_size\x18\x0c \x01(\r\x12\x12\n\nnum_blocks\x18\r \x01(\x04\x12\x17\n\x0fnum_used_blocks\x18\x0e \x01(\x04\x12\x1b\n\x13num_promised_blocks\x18\x0f \x01(\x04\x12\x11\n\tpass_time\x18\x10 \x01(\x01\x12\x19\n\x11profile_pass_time\x18\x11 \x01(\x01\x12\x12\n\nahead_step\x18\x12 \x01(\x01\x12\x14\n\x0c\x61head_tokens\x18\x13 \x03(\x01\x12&\n\x05\x63osts\x18\x14 \x01(\x0b\x32\x17.headway.v1.CostPicture\"l\n\x0b\x43ostPicture\x12\x14\n\x0c\x63hunk_tokens\x18\x01 \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x02 \x01(\x04\x12+\n\x08measured\x18\x03 \x01(\x0b\x32\x19.headway.v1.MeasuredCosts\"\xcf\x01\n\rWindowPicture\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nnum_active\x18\x02 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\r\x12\x13\n\x0bnum_at_door\x18\x04 \x01(\r\x12\x16\n\x0e\x62\x61\x63klog_tokens\x18\x05 \x01(\x04\x12\x1b\n\x13longest_wait_cycles\x18\x06 \x01(\r\x12\x12\n\nflow_level\x18\x07 \x01(\t\x12\x10\n\x08interval\x18\x08 \x01(\x01\x12\x16\n\x0emean_pass_time\x18\t \x01(\x01\"o\n\x0bMovePicture\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tsource_id\x18\x02 \x01(\t\x12\x11\n\ttarget_id\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\x04\x12\x12\n\nis_running\x18\x05 \x01(\x08\"p\n\x0bHeldPicture\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0c\n\x04unit\x18\x03 \x01(\r\x12\x16\n\x0enum_hit_tokens\x18\x04 \x01(\x04\x12\x14\n\x0clongest_wait\x18\x05 \x01(\x01\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"!\n\x0c\x45xplainReply\x12\x11\n\tdecisions\x18\x01 \x03(\t\"\xc1\x01\n\x0eGatewayMessage\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.headway.v1.GatewayHelloH\x00\x12%\n\x06submit\x18\x02 \x01(\x0b\x32\x13.headway.v1.RequestH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.headway.v1.CancelStreamH\x00\x12)\n\x05\x62\x61tch\x18\x04 \x01(\x0b\x32\x18.headway.v1.GatewayBatchH\x00\x42\x06\n\x04\x62ody\"<\n\x0cGatewayBatch\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.headway.v1.GatewayMessage\"3\n\x0cGatewayHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xb9\x01\n\x10SchedulerMessage\x12$\n\x06placed\x18\x01 \x01(\x0b\x32\x12.headway.v1.PlacedH\x00\x12(\n\x08rejected\x18\x02 \x01(\x0b\x32\x14.headway.v1.RejectedH\x00\x12 \n\x04lost\x18\x03 \x01(\x0b\x32\x10.headway.v1.LostH\x00\x12+\n\x05\x62\x61tch\x18\x04 \x01(\x0b\x32\x1a.headway.v1.SchedulerBatchH\x00\x42\x06\n\x04\x62ody\"@\n\x0eSchedulerBatch\x12.\n\x08messages\x18\x01 \x03(\x0b\x32\x1c.headway.v1.SchedulerMessage\"\x9a\x01\n\x06Placed\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0c\n\x04unit\x18\x03 \x01(\r\x12\x1e\n\x04role\x18\x04 \x01(\x0e\x32\x10.headway.v1.Role\x12\x12\n\ngateway_id\x18\x05 \x01(\t\x12\x18\n\x10target_worker_id\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\"e\n\x08Rejected\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x13\n\x0bretry_after\x18\x04 \x01(\x01\x12\x12\n\ngateway_id\x18\x05 \x01(\t\"O\n\x04Lost\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12#\n\x04keys\x18\x03 \x03(\x0b\x32\x15.headway.v1.StreamRef\x12\x0c\n\x04\x64ied\x18\x04 \x01(\x08J\x04\x08\x01\x10\x02\x32\xd8\x01\n\tScheduler\x12G\n\x07\x43onnect\x12\x1a.headway.v1.GatewayMessage\x1a\x1c.headway.v1.SchedulerMessage(\x01\x30\x01\x12?\n\x07\x45xplain\x12\x1a.headway.v1.ExplainRequest\x1a\x18.headway.v1.ExplainReply\x12\x41\n\x07Picture\x12\x1a.headway.v1.PictureRequest\x1a\x1a.headway.v1.ClusterPictureb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/scheduler.proto\x12\nheadway.v1\x1a\x13protos/common.proto\x1a\x13protos/worker.proto\"\x10\n\x0ePictureRequest\"\xbd\x02\n\x0e\x43lusterPicture\x12\x15\n\rfencing_token\x18\x01 \x01(\x04\x12*\n\x07workers\x18\x02 \x03(\x0b\x32\x19.headway.v1.WorkerPicture\x12*\n\x07windows\x18\x03 \x03(\x0b\x32\x19.headway.v1.WindowPicture\x12&\n\x05moves\x18\x04 \x03(\x0b\x32\x17.headway.v1.MovePicture\x12\x13\n\x0bnum_tracked\x18\x05 \x01(\r\x12\x12\n\nnum_moving\x18\x06 \x01(\r\x12\x1b\n\x13num_awaiting_decode\x18\x07 \x01(\r\x12\x15\n\rnum_held_back\x18\x08 \x01(\r\x12%\n\x04held\x18\t \x03(\x0b\x32\x17.headway.v1.HeldPicture\x12\x10\n\x08num_held\x18\n \x01(\r\"\xff\x03\n\rWorkerPicture\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1e\n\x04role\x18\x02 \x01(\x0e\x32\x10.headway.v1.Role\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x11\n\tnum_units\x18\x05 \x01(\r\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\x12\x13\n\x0bnum_running\x18\x07 \x01(\r\x12\x14\n\x0cnum_arriving\x18\x08 \x01(\r\x12\x15\n\rqueued_tokens\x18\t \x01(\x04\x12\x11\n\tkv_tokens\x18\n \x01(\x04\x12\x13\n\x0bhost_tokens\x18\x0b \x01(\x04\x12\x12\n\nblock_size\x18\x0c \x01(\r\x12\x12\n\nnum_blocks\x18\r \x01(\x04\x12\x17\n\x0fnum_used_blocks\x18\x0e \x01(\x04\x12\x1b\n\x13num_promised_blocks\x18\x0f \x01(\x04\x12\x11\n\tpass_time\x18\x10 \x01(\x01\x12\x19\n\x11profile_pass_time\x18\x11 \x01(\x01\x12\x12\n\nahead_step\x18\x12 \x01(\x01\x12\x14\n\x0c\x61head_tokens\x18\x13 \x03(\x01\x12&\n\x05\x63osts\x18\x14 \x01(\x0b\x32\x17.headway.v1.CostPicture\x12+\n\tconstants\x18\x15 \x03(\x0b\x32\x18.headway.v1.UsedConstant\"l\n\x0b\x43ostPicture\x12\x14\n\x0c\x63hunk_tokens\x18\x01 \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x02 \x01(\x04\x12+\n\x08measured\x18\x03 \x01(\x0b\x32\x19.headway.v1.MeasuredCosts\"\xcf\x01\n\rWindowPicture\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nnum_active\x18\x02 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\r\x12\x13\n\x0bnum_at_door\x18\x04 \x01(\r\x12\x16\n\x0e\x62\x61\x63klog_tokens\x18\x05 \x01(\x04\x12\x1b\n\x13longest_wait_cycles\x18\x06 \x01(\r\x12\x12\n\nflow_level\x18\x07 \x01(\t\x12\x10\n\x08interval\x18\x08 \x01(\x01\x12\x16\n\x0emean_pass_time\x18\t \x01(\x01\"o\n\x0bMovePicture\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tsource_id\x18\x02 \x01(\t\x12\x11\n\ttarget_id\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\x04\x12\x12\n\nis_running\x18\x05 \x01(\x08\"p\n\x0bHeldPicture\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0c\n\x04unit\x18\x03 \x01(\r\x12\x16\n\x0enum_hit_tokens\x18\x04 \x01(\x04\x12\x14\n\x0clongest_wait\x18\x05 \x01(\x01\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"!\n\x0c\x45xplainReply\x12\x11\n\tdecisions\x18\x01 \x03(\t\"\xc1\x01\n\x0eGatewayMessage\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.headway.v1.GatewayHelloH\x00\x12%\n\x06submit\x18\x02 \x01(\x0b\x32\x13.headway.v1.RequestH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.headway.v1.CancelStreamH\x00\x12)\n\x05\x62\x61tch\x18\x04 \x01(\x0b\x32\x18.headway.v1.GatewayBatchH\x00\x42\x06\n\x04\x62ody\"<\n\x0cGatewayBatch\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.headway.v1.GatewayMessage\"3\n\x0cGatewayHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xb9\x01\n\x10SchedulerMessage\x12$\n\x06placed\x18\x01 \x01(\x0b\x32\x12.headway.v1.PlacedH\x00\x12(\n\x08rejected\x18\x02 \x01(\x0b\x32\x14.headway.v1.RejectedH\x00\x12 \n\x04lost\x18\x03 \x01(\x0b\x32\x10.headway.v1.LostH\x00\x12+\n\x05\x62\x61tch\x18\x04 \x01(\x0b\x32\x1a.headway.v1.SchedulerBatchH\x00\x42\x06\n\x04\x62ody\"@\n\x0eSchedulerBatch\x12.\n\x08messages\x18\x01 \x03(\x0b\x32\x1c.headway.v1.SchedulerMessage\"\x9a\x01\n\x06Placed\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0c\n\x04unit\x18\x03 \x01(\r\x12\x1e\n\x04role\x18\x04 \x01(\x0e\x32\x10.headway.v1.Role\x12\x12\n\ngateway_id\x18\x05 \x01(\t\x12\x18\n\x10target_worker_id\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\"e\n\x08Rejected\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x13\n\x0bretry_after\x18\x04 \x01(\x01\x12\x12\n\ngateway_id\x18\x05 \x01(\t\"O\n\x04Lost\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12#\n\x04keys\x18\x03 \x03(\x0b\x32\x15.headway.v1.StreamRef\x12\x0c\n\x04\x64ied\x18\x04 \x01(\x08J\x04\x08\x01\x10\x02\x32\xd8\x01\n\tScheduler\x12G\n\x07\x43onnect\x12\x1a.headway.v1.GatewayMessage\x1a\x1c.headway.v1.SchedulerMessage(\x01\x30\x01\x12?\n\x07\x45xplain\x12\x1a.headway.v1.ExplainRequest\x1a\x18.headway.v1.ExplainReply\x12\x41\n\x07Picture\x12\x1a.headway.v1.PictureRequest\x1a\x1a.headway.v1.ClusterPictureb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,35 +38,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLUSTERPICTURE']._serialized_start=99
   _globals['_CLUSTERPICTURE']._serialized_end=416
   _globals['_WORKERPICTURE']._serialized_start=419
-  _globals['_WORKERPICTURE']._serialized_end=885
-  _globals['_COSTPICTURE']._serialized_start=887
-  _globals['_COSTPICTURE']._serialized_end=995
-  _globals['_WINDOWPICTURE']._serialized_start=998
-  _globals['_WINDOWPICTURE']._serialized_end=1205
-  _globals['_MOVEPICTURE']._serialized_start=1207
-  _globals['_MOVEPICTURE']._serialized_end=1318
-  _globals['_HELDPICTURE']._serialized_start=1320
-  _globals['_HELDPICTURE']._serialized_end=1432
-  _globals['_EXPLAINREQUEST']._serialized_start=1434
-  _globals['_EXPLAINREQUEST']._serialized_end=1470
-  _globals['_EXPLAINREPLY']._serialized_start=1472
-  _globals['_EXPLAINREPLY']._serialized_end=1505
-  _globals['_GATEWAYMESSAGE']._serialized_start=1508
-  _globals['_GATEWAYMESSAGE']._serialized_end=1701
-  _globals['_GATEWAYBATCH']._serialized_start=1703
-  _globals['_GATEWAYBATCH']._serialized_end=1763
-  _globals['_GATEWAYHELLO']._serialized_start=1765
-  _globals['_GATEWAYHELLO']._serialized_end=1816
-  _globals['_SCHEDULERMESSAGE']._serialized_start=1819
-  _globals['_SCHEDULERMESSAGE']._serialized_end=2004
-  _globals['_SCHEDULERBATCH']._serialized_start=2006
-  _globals['_SCHEDULERBATCH']._serialized_end=2070
-  _globals['_PLACED']._serialized_start=2073
-  _globals['_PLACED']._serialized_end=2227
-  _globals['_REJECTED']._serialized_start=2229
-  _globals['_REJECTED']._serialized_end=2330
-  _globals['_LOST']._serialized_start=2332
-  _globals['_LOST']._serialized_end=2411
-  _globals['_SCHEDULER']._serialized_start=2414
-  _globals['_SCHEDULER']._serialized_end=2630
+  _globals['_WORKERPICTURE']._serialized_end=930
+  _globals['_COSTPICTURE']._serialized_start=932
+  _globals['_COSTPICTURE']._serialized_end=1040
+  _globals['_WINDOWPICTURE']._serialized_start=1043
+  _globals['_WINDOWPICTURE']._serialized_end=1250
+  _globals['_MOVEPICTURE']._serialized_start=1252
+  _globals['_MOVEPICTURE']._serialized_end=1363
+  _globals['_HELDPICTURE']._serialized_start=1365
+  _globals['_HELDPICTURE']._serialized_end=1477
+  _globals['_EXPLAINREQUEST']._serialized_start=1479
+  _globals['_EXPLAINREQUEST']._serialized_end=1515
+  _globals['_EXPLAINREPLY']._serialized_start=1517
+  _globals['_EXPLAINREPLY']._serialized_end=1550
+  _globals['_GATEWAYMESSAGE']._serialized_start=1553
+  _globals['_GATEWAYMESSAGE']._serialized_end=1746
+  _globals['_GATEWAYBATCH']._serialized_start=1748
+  _globals['_GATEWAYBATCH']._serialized_end=1808
+  _globals['_GATEWAYHELLO']._serialized_start=1810
+  _globals['_GATEWAYHELLO']._serialized_end=1861
+  _globals['_SCHEDULERMESSAGE']._serialized_start=1864
+  _globals['_SCHEDULERMESSAGE']._serialized_end=2049
+  _globals['_SCHEDULERBATCH']._serialized_start=2051
+  _globals['_SCHEDULERBATCH']._serialized_end=2115
+  _globals['_PLACED']._serialized_start=2118
+  _globals['_PLACED']._serialized_end=2272
+  _globals['_REJECTED']._serialized_start=2274
+  _globals['_REJECTED']._serialized_end=2375
+  _globals['_LOST']._serialized_start=2377
+  _globals['_LOST']._serialized_end=2456
+  _globals['_SCHEDULER']._serialized_start=2459
+  _globals['_SCHEDULER']._serialized_end=2675
 # @@protoc_insertion_point(module_scope)

@@ -117,6 +117,7 @@ class WorkerPicture(_message.Message):
     AHEAD_STEP_FIELD_NUMBER: _builtins.int
     AHEAD_TOKENS_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
+    CONSTANTS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     role: _common_pb2.Role.ValueType
     model: _builtins.str
@@ -149,6 +150,10 @@ class WorkerPicture(_message.Message):
     def costs(self) -> Global___CostPicture:
         """absent: nothing measured"""
 
+    @_builtins.property
+    def constants(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.UsedConstant]:
+        """by which its order decides"""
+
     def __init__(
         self,
         *,
@@ -172,10 +177,11 @@ class WorkerPicture(_message.Message):
         ahead_step: _builtins.float = ...,
         ahead_tokens: _abc.Iterable[_builtins.float] | None = ...,
         costs: Global___CostPicture | None = ...,
+        constants: _abc.Iterable[_worker_pb2.UsedConstant] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "ahead_step", b"ahead_step", "ahead_tokens", b"ahead_tokens", "block_size", b"block_size", "costs", b"costs", "host_tokens", b"host_tokens", "is_draining", b"is_draining", "kv_tokens", b"kv_tokens", "model", b"model", "num_arriving", b"num_arriving", "num_blocks", b"num_blocks", "num_promised_blocks", b"num_promised_blocks", "num_running", b"num_running", "num_units", b"num_units", "num_used_blocks", b"num_used_blocks", "pass_time", b"pass_time", "profile_pass_time", b"profile_pass_time", "queued_tokens", b"queued_tokens", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "ahead_step", b"ahead_step", "ahead_tokens", b"ahead_tokens", "block_size", b"block_size", "constants", b"constants", "costs", b"costs", "host_tokens", b"host_tokens", "is_draining", b"is_draining", "kv_tokens", b"kv_tokens", "model", b"model", "num_arriving", b"num_arriving", "num_blocks", b"num_blocks", "num_promised_blocks", b"num_promised_blocks", "num_running", b"num_running", "num_units", b"num_units", "num_used_blocks", b"num_used_blocks", "pass_time", b"pass_time", "profile_pass_time", b"profile_pass_time", "queued_tokens", b"queued_tokens", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -432,6 +432,7 @@ class Snapshot(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
+    CONSTANTS_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     @_builtins.property
     def info(self) -> _common_pb2.WorkerInfo: ...
@@ -445,6 +446,10 @@ class Snapshot(_message.Message):
 
     @_builtins.property
     def prefixes(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachedPrefixes]: ...
+    @_builtins.property
+    def constants(self) -> _containers.RepeatedCompositeFieldContainer[Global___UsedConstant]:
+        """by which its order decides"""
+
     def __init__(
         self,
         *,
@@ -454,10 +459,11 @@ class Snapshot(_message.Message):
         draining: _builtins.bool = ...,
         costs: Global___MeasuredCosts | None = ...,
         prefixes: _abc.Iterable[Global___CachedPrefixes] | None = ...,
+        constants: _abc.Iterable[Global___UsedConstant] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "draining", b"draining", "held", b"held", "info", b"info", "loads", b"loads", "prefixes", b"prefixes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constants", b"constants", "costs", b"costs", "draining", b"draining", "held", b"held", "info", b"info", "loads", b"loads", "prefixes", b"prefixes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -627,6 +633,7 @@ class EndForward(_message.Message):
     WORK_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
     ADMITTED_FIELD_NUMBER: _builtins.int
+    CONSTANTS_FIELD_NUMBER: _builtins.int
     pass_id: _builtins.int
     pass_time: _builtins.float
     """seconds; 0: no pass ran (news between passes)"""
@@ -658,6 +665,10 @@ class EndForward(_message.Message):
     def admitted(self) -> _containers.RepeatedCompositeFieldContainer[Global___Admission]:
         """since the last report, where prefixes are cached"""
 
+    @_builtins.property
+    def constants(self) -> _containers.RepeatedCompositeFieldContainer[Global___UsedConstant]:
+        """by which its order decides; none: as reported before"""
+
     def __init__(
         self,
         *,
@@ -671,14 +682,44 @@ class EndForward(_message.Message):
         work: _abc.Iterable[_common_pb2.PassWork] | None = ...,
         costs: Global___MeasuredCosts | None = ...,
         admitted: _abc.Iterable[Global___Admission] | None = ...,
+        constants: _abc.Iterable[Global___UsedConstant] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "answering", b"answering", "costs", b"costs", "dispatch_ids", b"dispatch_ids", "finished", b"finished", "loads", b"loads", "pass_id", b"pass_id", "pass_time", b"pass_time", "prefilled", b"prefilled", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "answering", b"answering", "constants", b"constants", "costs", b"costs", "dispatch_ids", b"dispatch_ids", "finished", b"finished", "loads", b"loads", "pass_id", b"pass_id", "pass_time", b"pass_time", "prefilled", b"prefilled", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EndForward: _TypeAlias = EndForward  # noqa: Y015
+
+@_typing.final
+class UsedConstant(_message.Message):
+    """A number by which a worker's order decides."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    value: _builtins.float
+    """seconds, or a share; infinite: never"""
+    source: _builtins.str
+    """default, promise, given, profile or measured"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        value: _builtins.float = ...,
+        source: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "source", b"source", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UsedConstant: _TypeAlias = UsedConstant  # noqa: Y015
 
 @_typing.final
 class Admission(_message.Message):

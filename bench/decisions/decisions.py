@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -180,6 +181,11 @@ class _Queued:
     def due_at(self) -> float:
         """Its arrival: it has no class."""
         return self.arrival_at
+
+    @property
+    def answer_due_at(self) -> float:
+        """Infinite: it has no class."""
+        return inf
 
     @property
     def yields(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Mapping
+from math import isfinite
 from typing import Any, NamedTuple
 
 from headway.picture import ClusterPicture, WorkerPicture
@@ -94,6 +95,11 @@ def card_of(worker: WorkerPicture) -> Card:
         card["pass_time"] = worker.pass_time
     if worker.profile_pass_time > 0:
         card["profile_pass_time"] = worker.profile_pass_time
+    if worker.constants:
+        card["order"] = {
+            each.name: [each.value if isfinite(each.value) else None, each.source]
+            for each in worker.constants
+        }
     ahead = kv_ahead(worker)
     if ahead is not None:
         card["kv_ahead"] = min(ahead / (num_blocks * worker.block_size), 1.0)

@@ -27,6 +27,7 @@ class Source(Enum):
     """The source of a constant."""
 
     DEFAULT = "default"
+    PROMISE = "promise"
     GIVEN = "given"
     PROFILE = "profile"
     MEASURED = "measured"
@@ -35,7 +36,7 @@ class Source(Enum):
 class Constant(NamedTuple):
     """A constant that a decision used, from whichever source.
 
-    ``value`` in seconds, γ in 1/s, V_… in tokens/s, the link in bytes/s.
+    ``value`` in seconds, γ in 1/s, V_… in tokens/s, the link in bytes/s, ρ a share.
     """
 
     name: str

@@ -18,7 +18,7 @@ from headway.console.patch import apply_patch, merge_patch
 from headway.console.recent import COLUMNS, HISTORY, EndedRequest, RecentRequests
 from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.rows import RowQuery, RowSearch
-from headway.messages import TokenBatch
+from headway.messages import TokenBatch, UsedConstant
 from headway.picture import (
     NO_PICTURE,
     ClusterPicture,
@@ -153,6 +153,15 @@ def test_kv_in_ten_seconds_is_read_between_two_steps_and_not_beyond_the_last() -
     assert kv_ahead(WORKER) is None
     assert "kv_ahead" not in card_of(WORKER)
     assert card_of(steps)["kv_ahead"] == 0.5
+
+
+def test_a_card_has_the_constants_of_its_workers_order_and_what_never_comes_is_none() -> None:
+    told = (UsedConstant("T", inf, "given"), UsedConstant("ℓ", 4.0, "measured"))
+    assert card_of(replace(WORKER, constants=told))["order"] == {
+        "T": [None, "given"],
+        "ℓ": [4.0, "measured"],
+    }
+    assert "order" not in card_of(WORKER)
 
 
 def test_without_a_picture_no_window_is_invented() -> None:

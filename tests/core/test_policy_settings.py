@@ -36,13 +36,13 @@ def test_what_is_known_of_the_instances_reaches_those_who_ask_alone() -> None:
     costs = Costs(first_pass=0.2, swap_per_token=1e-6, per_request=1e-4)
     ours = policy_settings(PRESETS["headway"], costs)
     assert ours.scheduler.costs == ours.worker.costs == costs
-    dispatch = registry.make("dispatch", "sbs", **ours.scheduler.dispatch_params)
+    dispatch = registry.make("dispatch", ours.scheduler.dispatch, **ours.scheduler.dispatch_params)
     teach(dispatch, costs)
     assert dispatch.mean_pass_time == 0.2
-    batching = registry.make("batching", "clocks")
+    batching = registry.make("batching", "uniboost-memguard")
     teach(batching, costs)
     assert constants_of(batching)[0].value == 1e-6
-    assert not constants_of(ours.make_batching())
+    assert [each.name for each in constants_of(ours.make_batching())] == ["T"]
     placement = registry.make("placement", "min-cost", **ours.scheduler.placement_params)
     teach(placement, costs)
     assert [constant.value for constant in constants_of(placement)] == [1e-4, 0.0]

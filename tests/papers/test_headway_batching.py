@@ -1,4 +1,4 @@
-"""The preset's order: critical readers first, then who is short, then who has become long."""
+"""The preset's order: critical readers, then who has no reader; who waits for long joins them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.cluster import Role
-from headway.cost.costs import Costs
+from headway.cost.costs import Costs, Source
 from headway.errors import HeadwayError
+from headway.policies.batching import Candidate, Ranked, RankedQueue
 from headway.policies.batching.headway import Headway, HeadwayParams
 from headway.request import Phase
 from tests.fakes.candidates import Queued, decoding, served
@@ -21,8 +22,10 @@ CRITICAL, WAITING, SUPPLIED = 0.0, 1.0, 2.0
 LONG = 512
 
 
-def make(**params: float) -> Headway:
-    return Headway(HeadwayParams(**params))  # type: ignore[arg-type]
+def make(pass_time: float = 0.0, **params: float) -> Headway:
+    policy = Headway(HeadwayParams(**params))  # type: ignore[arg-type]
+    policy.passed(pass_time, 10)
+    return policy
 
 
 def answering(name: int, in_hand_until: float, tokens: int = 96, arrival: float = 0.0) -> Queued:
@@ -75,13 +78,17 @@ def test_whoever_waits_for_a_visible_token_goes_before_readers_with_tokens_in_ha
     early, late = reasoning(2, 500, arrival=9.0), reasoning(3, 0, arrival=21.0)
     long = reasoning(5, LONG, arrival=1.0)
     everybody = [supplied, late, long, early, drier]
-    assert served(make(patience=10.0), everybody, now=10.0) == [2, 5, 3, 4, 1]
+    assert served(make(0.02, unread_wait=inf), everybody, now=10.0) == [5, 2, 3, 4, 1]
 
 
-def test_the_long_come_after_the_short_by_arrival() -> None:
+def test_the_long_come_later_by_what_so_many_tokens_take_and_then_by_arrival() -> None:
     short = reasoning(1, LONG - 1, arrival=8.0)
     old, longest = reasoning(2, LONG, arrival=1.0), reasoning(3, 9000, arrival=2.0)
-    assert served(make(), [longest, old, short], now=9.0) == [1, 2, 3]
+    policy = make(0.02, long_weight=1.0)
+    assert served(policy, [longest, old, short], now=9.0) == [1, 2, 3]
+    group, turn = policy.rank(old, now=9.0).rank
+    assert group == WAITING
+    assert turn == pytest.approx(1.0 + LONG * 0.02)
 
 
 def test_a_short_request_s_rank_ends_when_it_becomes_long() -> None:
@@ -98,18 +105,168 @@ def test_an_answer_that_is_read_is_never_long_and_one_that_nobody_reads_may_be()
     assert not policy.gives_way(replace(reasoning(1, 4000), opens_answer=True))
 
 
-def test_a_long_request_is_not_passed_over_for_ever() -> None:
-    waiting = replace(reasoning(1, 4000, arrival=0.0), running=False)
-    policy = make(patience=60.0)
-    assert served(policy, [waiting, Queued(2, 59.0)], now=59.0) == [2, 1]
-    assert served(policy, [waiting, Queued(2, 61.0)], now=61.0) == [1, 2]
+@given(
+    arrivals=st.lists(st.tuples(st.floats(0, 50), st.integers(0, 1500)), min_size=2, max_size=12),
+    scale=st.sampled_from([0.1, 0.25, 4.0]),
+)
+def test_pass_times_and_arrivals_in_another_unit_leave_the_order_of_who_has_no_reader(
+    arrivals: list[tuple[float, int]], scale: float
+) -> None:
+    orders = []
+    for unit in (1.0, scale):
+        waiting = [reasoning(n, tokens, at * unit) for n, (at, tokens) in enumerate(arrivals)]
+        policy = make(0.03125 * unit, unread_wait=inf)
+        rank = {c.name: policy.rank(c, now=50.0 * unit).rank[1] / unit for c in waiting}
+        orders.append(sorted(rank, key=lambda name: (round(rank[name], 6), name)))
+    assert orders[0] == orders[1]
+
+
+def test_a_request_that_becomes_long_loses_no_more_than_those_who_came_while_that_many_take() -> (
+    None
+):
+    """There is no cliff: one more token costs 0.7 of what so many tokens take alone, ever."""
+    policy = make(0.003)
+    before, after = (policy.rank(reasoning(1, n, 5.0), now=6.0).rank for n in (LONG - 1, LONG))
+    assert after[0] == WAITING
+    assert after[1] - before[1] == pytest.approx(0.7 * LONG * 0.003)
+    assert policy.rank(reasoning(1, 20 * LONG, 5.0), now=6.0).rank == after
+
+
+def test_a_longer_pass_draws_the_ranks_anew() -> None:
+    policy = make(0.01)
+    epoch = policy.epoch
+    policy.passed(0.01, 10)
+    assert policy.epoch == epoch
+    policy.passed(0.05, 10, 100)
+    assert policy.epoch > epoch
+
+
+# --- T: who has no reader joins the critical ----------------------------------------------
+
+
+def test_who_has_no_reader_joins_the_critical_so_long_after_its_turn() -> None:
+    policy = make(unread_wait=20.0)
+    waits = reasoning(1, 3, arrival=1.0)
+    ranked = policy.rank(waits, now=20.9)
+    assert (ranked.rank, ranked.until_at) == ((WAITING, 1.0), 21.0)
+    ranked = policy.rank(waits, now=21.0)
+    assert (ranked.rank, ranked.until_at) == ((CRITICAL, 21.0), inf)
+    early, late = (replace(Queued(n, at), opens_answer=True) for n, at in ((2, 20.0), (3, 22.0)))
+    assert served(policy, [late, waits, early], now=22.0) == [2, 1, 3]
+
+
+def test_without_a_limit_who_has_no_reader_never_joins() -> None:
+    ranked = make(unread_wait=inf).rank(reasoning(1, 3), now=1e9)
+    assert (ranked.rank, ranked.until_at) == ((WAITING, 0.0), inf)
+
+
+@given(
+    tokens=st.integers(0, 2000),
+    arrival=st.floats(0, 100),
+    wait=st.floats(0, 30),
+    later=st.floats(0, 100),
+    step=st.sampled_from([0.003, 0.01, 0.027]),
+    kind=st.sampled_from(["opens", "dry", "reasons", "unread"]),
+)
+def test_nobody_without_a_reader_is_passed_by_who_came_t_and_its_solo_time_later(
+    tokens: int, arrival: float, wait: float, later: float, step: float, kind: str
+) -> None:
+    policy = make(step, unread_wait=wait)
+    solo = 0.7 * min(tokens, LONG) * step
+    comes_at = arrival + wait + solo + 1e-6 + later
+    comer = {
+        "opens": Queued(2, comes_at, opens_answer=True),
+        "dry": answering(2, -inf, arrival=comes_at),
+        "reasons": reasoning(2, 1, comes_at),
+        "unread": replace(answering(2, -inf, arrival=comes_at), is_read=False),
+    }[kind]
+    assert served(policy, [comer, reasoning(1, tokens, arrival)], now=comes_at) == [1, 2]
+
+
+def test_a_rank_is_timed_once_a_request_however_long_it_waits() -> None:
+    """The queue looks at it again when it joins the critical, and at no other instant."""
+    policy = Counting(HeadwayParams(unread_wait=5.0))
+    queue: RankedQueue[Queued] = RankedQueue(policy)
+    for name in range(20):
+        queue.touch(reasoning(name, 3, arrival=name / 10), now=2.0)
+    for tenth in range(20, 300):
+        queue.settle((), now=tenth / 10)
+    assert policy.num_ranks == 2 * 20
+    assert queue.due_at == inf
+
+
+class Counting(Headway):
+    """Counts its ranks."""
+
+    num_ranks = 0
+
+    def rank(self, candidate: Candidate, *, now: float) -> Ranked:
+        self.num_ranks += 1
+        return super().rank(candidate, now=now)
+
+
+def answers(policy: Headway, lengths: list[int], *, is_read: bool = True, now: float = 0.0) -> None:
+    """So many answers end."""
+    for length in lengths:
+        ended = replace(decoding(length, length), is_read=is_read)
+        policy.completed(ended, now=now)
+
+
+def test_t_is_how_far_readers_lag_in_the_mean_over_the_tokens_of_their_answers() -> None:
+    policy = make(reader_pace=0.1)
+    epoch = policy.epoch
+    answers(policy, [100] * 40)
+    known = {each.name: each for each in policy.constants()}
+    assert known["ℓ"].value == pytest.approx(0.1 * 100 / 2 - (0.7 + 2.0) / 2)
+    assert known["T"] == ("T", known["ℓ"].value, Source.MEASURED)
+    assert policy.epoch == epoch + 1
+    assert policy.rank(reasoning(1, 0), now=0.0).until_at == pytest.approx(known["ℓ"].value)
+
+
+def test_longer_answers_count_by_their_squares_and_old_ones_are_forgotten() -> None:
+    policy = make(reader_pace=0.1)
+    answers(policy, [50, 150] * 1000)
+    lag = next(each.value for each in policy.constants() if each.name == "ℓ")
+    assert lag == pytest.approx(0.1 * (50**2 + 150**2) / (2 * 200) - 1.35, rel=0.25)
+    answers(policy, [400] * 1000)
+    lag = next(each.value for each in policy.constants() if each.name == "ℓ")
+    assert lag == pytest.approx(0.1 * 400 / 2 - 1.35, rel=0.25)
+
+
+def test_requests_without_readers_say_nothing_of_the_lag_but_count_as_work_and_as_waits() -> None:
+    policy = make()
+    answers(policy, [100] * 20)
+    answers(policy, [300] * 20, is_read=False, now=30.0)
+    known = {each.name: each.value for each in policy.constants()}
+    assert known["ℓ"] == pytest.approx(3.65)
+    assert known["ρ"] == pytest.approx(0.25, rel=0.1)
+    assert known["W"] == pytest.approx(0.75 * 30.0, rel=0.1)
+
+
+def test_before_answers_have_ended_t_is_what_the_class_promises() -> None:
+    policy = make(promise=10.0)
+    answers(policy, [100] * 9)
+    assert policy.constants() == [("T", 10.0, Source.PROMISE)]
+    assert policy.rank(Queued(1, 1.0), now=1.0).until_at == 11.0
+    promised = Queued(2, 1.0, allowance=2.0, answer_due_at=6.0)
+    assert policy.rank(promised, now=1.0).until_at == 6.0
+    answers(policy, [100])
+    assert {each.source for each in policy.constants()} == {Source.MEASURED}
+
+
+def test_a_given_t_stands_whatever_is_measured() -> None:
+    policy = make(unread_wait=7.0)
+    epoch = policy.epoch
+    answers(policy, [100] * 20)
+    assert policy.constants()[0] == ("T", 7.0, Source.GIVEN)
+    assert policy.epoch == epoch
 
 
 # --- blocks -----------------------------------------------------------------------------
 
 
 def test_only_the_long_yield_blocks_and_never_to_another_long_one() -> None:
-    policy = make()
+    policy = make(unread_wait=inf)
     long, short = reasoning(1, LONG, arrival=10.0), reasoning(2, 0, arrival=20.0)
     old, opening = reasoning(3, LONG, arrival=4.0), Queued(5, 30.0, opens_answer=True)
     assert policy.preempts
@@ -118,6 +275,17 @@ def test_only_the_long_yield_blocks_and_never_to_another_long_one() -> None:
     assert not policy.may_preempt(long, old, now=40.0)
     assert not policy.may_preempt(short, opening, now=40.0)
     assert not policy.may_preempt(answering(6, 90.0, 4000), opening, now=40.0)
+
+
+def test_the_long_that_have_joined_the_critical_keep_their_blocks() -> None:
+    policy = make(0.01, unread_wait=20.0)
+    long, opening = reasoning(1, LONG, arrival=0.0), Queued(2, 30.0, opens_answer=True)
+    joins_at = policy.rank(long, now=0.0).until_at
+    assert policy.gives_way(long)
+    assert policy.may_preempt(long, opening, now=joins_at - 0.1)
+    policy.rank(long, now=joins_at)
+    assert not policy.gives_way(long)
+    assert not policy.may_preempt(long, opening, now=joins_at)
 
 
 def few_blocks(**params: float) -> Planned:
@@ -184,7 +352,7 @@ def test_every_request_ends_and_whoever_is_read_from_the_start_never_yields(
 ) -> None:
 
     planned = make_planned(
-        make(long_tokens=4, reserve=0.1, patience=1e6),
+        make(long_tokens=4, reserve=0.1, unread_wait=inf),
         blocks=14,
         watermark=watermark,
         host_tokens=host_tokens,
@@ -242,11 +410,11 @@ def test_a_prompt_that_is_done_has_its_place_by_arrival_again() -> None:
 
 def test_other_costs_draw_the_ranks_anew() -> None:
     policy = make()
-    assert policy.constants() == ()
+    assert [each.name for each in policy.constants()] == ["T"]
     before = policy.epoch
     policy.learn(Costs(prefill_per_token=0.001))
     assert policy.epoch > before
-    (constant,) = policy.constants()
+    constant = policy.constants()[0]
     assert (constant.name, constant.value) == ("prompt token", 0.001)
     after = policy.epoch
     policy.learn(Costs(prefill_per_token=0.001, swap_per_token=1.0))
@@ -258,7 +426,9 @@ def test_other_costs_draw_the_ranks_anew() -> None:
     [
         {"long_tokens": -1},
         {"prompt_weight": -1.0},
-        {"patience": -1.0},
+        {"long_weight": -1.0},
+        {"unread_wait": -1.0},
+        {"promise": -1.0},
         {"reserve": 0.6},
         {"critical_slack": 3.0},
         {"quantum": 0},

@@ -33,6 +33,7 @@ class Queued:
     reasons: bool = False
     yields: bool = False
     allowance: float = 0.0
+    answer_due_at: float = inf
     opens_answer: bool = False
     is_read: bool = True
     in_hand_until: float = -inf

@@ -22,14 +22,13 @@ from headway.request import StreamKey
 from tests.fakes.plans import Planned, make_planned
 
 K = 4
-BOUNDED = ("clocks", "uniboost", "uniboost-memguard")
+BOUNDED = ("uniboost", "uniboost-memguard")
 """Policies with one voluntary preemption a request and level."""
 
 SMALL: dict[str, dict[str, Any]] = {
-    "clocks": {"k": K, "quantum": 2, "critical_slack": 0.1, "resume_slack": 0.3},
     "headway": {
         "long_tokens": 5,
-        "patience": 0.5,
+        "unread_wait": 0.5,
         "reserve": 0.1,
         "quantum": 2,
         "critical_slack": 0.1,

@@ -16,7 +16,16 @@ from headway_vllm.order import PolicyOrder
 from headway_vllm.settings import OrderSettings
 
 END, PLAIN = 7, 5
-POLICIES = ("fcfs", "uniboost", "pascal", "headway", "clocks", "las", "skip-join-mlfq", "rr")
+POLICIES = (
+    "fcfs",
+    "uniboost",
+    "pascal",
+    "headway",
+    "uniboost-memguard",
+    "las",
+    "skip-join-mlfq",
+    "rr",
+)
 
 
 @dataclass

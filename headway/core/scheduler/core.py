@@ -279,7 +279,7 @@ class SchedulerCore:
                 if round_trip is not None:
                     self._pool(instance.info.model).accepted(round_trip)
             case EndForward():
-                self._state.costs.heard(instance.info, message.costs)
+                self._state.costs.heard(instance.info, message.costs, message.constants)
                 self.pictures.measured(worker_id, message.costs)
                 self._fleet.passed(worker_id, message.pass_time)
                 self._fleet.worked(instance, message.work)
@@ -310,7 +310,7 @@ class SchedulerCore:
         self._unheard.pop(worker_id, None)
         self._pool(model)
         self._reports.snapshot(worker_id, snapshot, now=now)
-        self._state.costs.heard(snapshot.info, snapshot.costs)
+        self._state.costs.heard(snapshot.info, snapshot.costs, snapshot.constants)
         self.pictures.measured(worker_id, snapshot.costs)
         self._mover.drains.update(self._instances[worker_id])
         self._gamma.tell(self._instances[worker_id])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from math import isfinite
 
 from headway.cluster import Role, WorkerInfo
 from headway.core.scheduler.settings import SchedulerSettings
-from headway.cost.costs import MOST_VELOCITY, Constant, Costs, link_rate
+from headway.cost.costs import MOST_VELOCITY, Constant, Costs, Source, link_rate
 from headway.cost.pass_time import PassTime
-from headway.messages import MAX_COST, MeasuredCosts
+from headway.messages import MAX_COST, MeasuredCosts, UsedConstant
 from headway.policies.readers import constants_of, teach
 
 
@@ -24,6 +25,7 @@ class PoolCosts:
         self._by_model: dict[str, Costs] = {}
         self._measured: dict[str, tuple[str, Costs]] = {}
         self._readers: dict[str, list[object]] = {}
+        self._orders: dict[str, tuple[UsedConstant, ...]] = {}
 
     def of(self, model: str) -> Costs:
         """Return a model's costs."""
@@ -38,14 +40,35 @@ class PoolCosts:
         """Return the constants that the model's policies use now."""
         return constants_of(*self._readers.get(model, ()))
 
-    def heard(self, info: WorkerInfo, measured: MeasuredCosts | None) -> None:
-        """Take a worker's report; None if it has nothing new."""
+    def order_of(self, worker_id: str) -> tuple[UsedConstant, ...]:
+        """Return the constants by which a worker's order decides, as it reported them."""
+        return self._orders.get(worker_id, ())
+
+    def orders_of(self, worker_ids: Iterable[str]) -> tuple[Constant, ...]:
+        """Return those of several workers, each by its worker's name, for a decision's reasons."""
+        return tuple(
+            Constant(f"{each.name} of {worker_id}", each.value, Source(each.source))
+            for worker_id in dict.fromkeys(worker_ids)
+            for each in self.order_of(worker_id)
+            if isfinite(each.value)
+        )
+
+    def heard(
+        self,
+        info: WorkerInfo,
+        measured: MeasuredCosts | None,
+        constants: tuple[UsedConstant, ...] = (),
+    ) -> None:
+        """Take a worker's report; None and none if it has nothing new."""
+        if constants:
+            self._orders[info.worker_id] = constants
         if measured is not None:
             self._measured[info.worker_id] = info.model, costs_of(info, measured)
             self._update(info.model)
 
     def forget(self, worker_id: str) -> None:
         """Forget a worker that is gone; what the last one measured stays in use."""
+        self._orders.pop(worker_id, None)
         model, _ = self._measured.pop(worker_id, ("", None))
         if self._measured_of(model):
             self._update(model)

@@ -237,6 +237,7 @@ class DecodePlacer:
         )
         rule, model = self._state.settings.placement, choices[0].request.model
         used = constants_of(self.placement(model))
+        used += self._state.costs.orders_of(choice.unit.worker_id for choice in choices)
         self._state.explain(
             Decision(question, now, model, rule, considered, chosen, num_left, used)
         )

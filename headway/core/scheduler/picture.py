@@ -135,6 +135,7 @@ class PictureBook:
             ahead_step=step,
             ahead_tokens=ahead,
             costs=self._costs_of(info),
+            constants=self._state.costs.order_of(info.worker_id),
         )
 
     def _costs_of(self, info: WorkerInfo) -> CostPicture | None:

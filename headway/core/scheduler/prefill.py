@@ -445,6 +445,7 @@ class PrefillPool:
         )
         num_left = self.window.num_admitted
         used = constants_of(self._dispatching, self._packing)
+        used += self._state.costs.orders_of(each.unit.worker_id for each in assigned)
         self._state.explain(
             Decision("dispatch", now, self.model, turn.rule, considered, chosen, num_left, used)
         )

@@ -85,7 +85,7 @@ class WorkerCore:
         self._reports = Reports(
             self._state,
             settings.report_interval,
-            batching.fresh_tokens,
+            batching,
             self._planner.with_yielding if batching.yields_to_readers else None,
         )
         self._flights: deque[Flight] = deque()

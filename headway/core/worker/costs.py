@@ -75,7 +75,7 @@ class CostMeter:
         of_passes = Costs.of_passes(pass_time, info.chunk_tokens, info.num_units, 2 * swap)
         link = link_rate(measured.link_per_byte)
         found = self.costs.updated([replace(of_passes, link_bytes_per_s=link)])
-        is_news = any(_has_drifted(getattr(self.costs, f), getattr(found, f)) for f in _FIELDS)
+        is_news = any(has_drifted(getattr(self.costs, f), getattr(found, f)) for f in _FIELDS)
         if is_news:
             self.costs, self.report, self._has_news = found, measured, True
         return is_news
@@ -106,7 +106,7 @@ class CostMeter:
         """Adopt the time of a decoded token, which only this worker reads, if it has drifted."""
         found = self._decoding.seconds_per_token
         used = self.costs.decode_per_token
-        if not (self._fit.knows_decode and _has_drifted(used, found)):
+        if not (self._fit.knows_decode and has_drifted(used, found)):
             return False
         self.costs = self.costs.updated([Costs(decode_per_token=found)])
         return True
@@ -124,7 +124,8 @@ class CostMeter:
         return min(measured or 0.0, MAX_COST / 2)
 
 
-def _has_drifted(used: float, found: float) -> bool:
-    if used == 0.0 or found == 0.0:
+def has_drifted(used: float, found: float) -> bool:
+    """Return whether a measured number differs from the one in use by a quarter."""
+    if used == found or used == 0.0 or found == 0.0:
         return used != found
     return not 1 / _DRIFT < found / used < _DRIFT

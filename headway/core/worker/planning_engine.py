@@ -91,7 +91,7 @@ class PlanningEngineCore:
         self._state = WorkerState(info, self._eos_token_ids, settings, None, estimation)
         self._unit = self._state.units[0]
         self._boost = batching if isinstance(batching, Boosted) else UniBoostBase()
-        self._reports = Reports(self._state, settings.report_interval, batching.fresh_tokens)
+        self._reports = Reports(self._state, settings.report_interval, batching)
         self._seen: dict[int, None] = {}
         self._dispatches: dict[int, _Sent] = {}
         """Dispatches that have not run."""

@@ -9,20 +9,25 @@ from math import inf, nan
 from typing import Protocol
 
 from headway.cluster import UnitLoad
+from headway.core.worker.costs import has_drifted
 from headway.core.worker.drain import newly_movable
 from headway.core.worker.lifecycle import Stage
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.state import WorkerState
 from headway.core.worker.unit import WorkerUnit
 from headway.core.worker.work import WorkMeter
+from headway.cost.costs import Constant
 from headway.messages import (
     EndForward,
     FinishedRequest,
     LoadReport,
     RunningRequests,
     Snapshot,
+    UsedConstant,
     WantedReports,
 )
+from headway.policies.batching import Batching
+from headway.policies.readers import constants_of
 from headway.policies.rescheduling import Horizon, simulate_future
 from headway.request import FinishReason, Phase
 
@@ -47,20 +52,22 @@ class WithYielding(Protocol):
 class Reports:
     """Reports on one worker, at least every ``interval`` seconds.
 
-    An answer is fresh for its first ``fresh_tokens`` (PASCAL, Algorithm 2: ``a_i``).
+    ``batching``: it says how many tokens an answer is fresh for (PASCAL, Algorithm 2: ``a_i``), and
+    by which constants it decides.
     """
 
     def __init__(
         self,
         state: WorkerState,
         interval: float,
-        fresh_tokens: int,
+        batching: Batching,
         with_yielding: WithYielding | None = None,
     ) -> None:
         """``with_yielding``: None where nothing yields to a newcomer."""
         self._state = state
         self._with_yielding = with_yielding
-        self._fresh_tokens = fresh_tokens
+        self._batching = batching
+        self._constants: tuple[Constant, ...] = ()
         self._interval = interval
         self._wants = WantedReports()
         self._reported_at = self._load_reported_at = 0.0
@@ -126,6 +133,7 @@ class Reports:
             work=self.work.take(),
             costs=state.costs.take_news(),
             admitted=tuple([each for unit in state.units for each in unit.admitted]),
+            constants=self._new_constants(),
         )
         news.clear()
         for unit in state.units:
@@ -152,7 +160,8 @@ class Reports:
         state, loads = self._state, self._state.loads
         if self._wants.phases:
             state.catch_up()
-            loads = tuple(_with_phases(unit, now, self._fresh_tokens) for unit in state.units)
+            fresh = self._batching.fresh_tokens
+            loads = tuple(_with_phases(unit, now, fresh) for unit in state.units)
         if self._with_yielding is None:
             return loads
         pairs = zip(state.units, loads, strict=True)
@@ -185,7 +194,30 @@ class Reports:
         state.costs.take_news()  # the snapshot reports it
         most = _MOST_NAMES // len(state.units)
         prefixes = tuple([tier for unit in state.units for tier in unit.prefixes(most)])
-        return Snapshot(state.info, state.loads, held, self.draining, state.costs.report, prefixes)
+        self._constants = ()
+        return Snapshot(
+            state.info,
+            state.loads,
+            held,
+            self.draining,
+            state.costs.report,
+            prefixes,
+            self._new_constants(),
+        )
+
+    def _new_constants(self) -> tuple[UsedConstant, ...]:
+        """Return the constants of the order if one has drifted since they were last reported."""
+        known, now = self._constants, constants_of(self._batching)
+        if len(known) == len(now) and not any(map(_is_news, known, now)):
+            return ()
+        self._constants = now
+        return tuple(UsedConstant(name, value, source.value) for name, value, source in now)
+
+
+def _is_news(known: Constant, now: Constant) -> bool:
+    return known._replace(value=0.0) != now._replace(value=0.0) or has_drifted(
+        known.value, now.value
+    )
 
 
 def _with_phases(unit: WorkerUnit, now: float, fresh_tokens: int) -> UnitLoad:

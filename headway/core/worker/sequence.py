@@ -138,6 +138,13 @@ class Sequence(Life):
         return self.arrival_at + (service.ttft or 0.0 if service is not None else 0.0)
 
     @property
+    def answer_due_at(self) -> float:
+        """Instant at which its class has its first answering token due; inf if it has none."""
+        service = self.request.standing.service
+        promised = None if service is None else service.ttfat
+        return inf if promised is None else self.arrival_at + promised
+
+    @property
     def yields(self) -> bool:
         """True if its class takes what others leave."""
         return self.request.standing.yields

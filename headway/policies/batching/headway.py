@@ -1,44 +1,52 @@
-"""``headway``: critical readers first, then who is short, then who has become long.
+"""``headway``: critical readers first, then who has no reader; who has waited long joins them.
 
 The order, least first:
 
 0. critical: the first visible token is pending, or the reader has few seconds of tokens left. By
-   arrival.
-1. waiting: who is short by arrival, who is long by ``arrival + patience``.
+   arrival. Who has no reader joins T seconds after its turn, and ranks by that instant.
+1. waiting: who has no reader, by its turn.
 2. supplied readers, by the instant at which they run dry: they have tokens to read.
 3. who yields by its class and is not due yet, by that instant.
 
-Where a class promises a first token, the instant at which it is due stands for the arrival. A
-prompt that is still computed comes ``prompt_weight`` times its own prefill time later: where
-prompts queue, a long one lets those pass that came little later and are done sooner. Who comes
-later than that does not pass it.
+A turn is the arrival. Where a class promises a first token, it is the instant at which that is due.
+A prompt that is still computed comes ``prompt_weight`` times its own prefill time later: where
+prompts queue, a long one lets those pass that came little later and are done sooner. A request is
+long once it has ``long_tokens`` output tokens that nobody reads yet, and then its turn comes
+``long_weight`` times the time later that so many take alone. Who comes later than that does not
+pass it.
 
-A request is long once it has ``long_tokens`` output tokens that nobody reads yet. The long yield
-their blocks to all others, and those who came last yield first. So the short start at once, and
-the long share what is left first come, first served. The longest is not the first to pay, as it
-would be by service: it has come early, and it stays in its place.
+T is what an overload costs whom (``reader_lag``). With T = ℓ nobody waits longer than under first
+come, first served. With a longer T more readers are in time, and who has no reader pays for it.
+
+The long yield their blocks to all others until they join the critical, and those who came last
+yield first. So the short start at once, and the long share what is left first come, first served.
+The longest is not the first to pay, as it would be by service: it has come early, and it stays in
+its place.
 
 A ``reserve`` of blocks is kept free ahead of need, so that who has just been prefilled finds room.
-Nothing is predicted; the time of a prompt token is the worker's own.
+Nothing is predicted. The times of a prompt token and of a pass are the worker's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 from typing import ClassVar
 
-from headway.bounds import Bounded, between
-from headway.cost.costs import Constant, Costs
+from headway.bounds import Bounded, at_least, between
+from headway.cost.costs import Constant, Costs, Source
 from headway.errors import require_between
 from headway.policies.answer import Answer
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
-from headway.policies.batching.reader_clock import ReaderClocks
+from headway.policies.batching.reader_clock import MeanPassTime, ReaderClocks
+from headway.policies.batching.reader_lag import ReaderLag
 from headway.policies.readers import CostReader
 from headway.request import Phase, StreamKey
 
 _CRITICAL, _WAITING, _SUPPLIED, _LEFT = 0.0, 1.0, 2.0, 3.0
+UNREAD_WAIT, READER_LAG, READERS_SHARE, WAIT = "T", "ℓ", "ρ", "W"
+"""Names of constants: seconds, but for ρ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +56,14 @@ class HeadwayParams(Bounded):
     long_tokens: int = between(0, 1 << 20, default=512)
     """Output tokens from which a request is long. The more, the more keep their SLO, and the more
     the longest pay. 0: all who reason come first come, first served."""
-    patience: float = between(0, 1e6, default=10.0)
-    """Seconds after which a long request ranks before those who come then."""
+    long_weight: float = between(0, 1000, default=0.7)
+    """Seconds by which a long request comes later for each second that its first ``long_tokens``
+    take alone."""
+    unread_wait: float | None = at_least(0, default=None)
+    """T: seconds after its turn from which who has no reader ranks beside critical readers. inf:
+    never, so that readers are in time whoever waits. None: ℓ as measured, so that nobody pays."""
+    promise: float = between(0, 1e6, default=10.0)
+    """Seconds to a first answering token, where no class promises them: T before ℓ is measured."""
     reserve: float = between(0, 0.5, default=0.02)
     """Share of the blocks that is kept free while long requests can yield. Unified instances keep
     none: what yields there counts as room."""
@@ -80,8 +94,11 @@ class Headway(Batching, CostReader):
     def __init__(self, params: HeadwayParams | None = None) -> None:
         self._params = params or HeadwayParams()
         self._clocks = ReaderClocks(self._params)
+        self._pass_time = MeanPassTime()
+        self._lag = ReaderLag(self._params)
         self._per_prompt: Constant | None = None
         self._epoch = 0
+        self._ranked_at = -inf
 
     def learn(self, costs: Costs) -> None:
         """Take the time of a prompt token; ranks of prompts change with it."""
@@ -92,8 +109,20 @@ class Headway(Batching, CostReader):
             self._epoch += 1
 
     def constants(self) -> Sequence[Constant]:
-        """Return the time of a prompt token; none while it is not known."""
-        return (self._per_prompt,) if self._per_prompt is not None else ()
+        """Return the time of a prompt token where it is known, T, and what T follows from."""
+        params, lag = self._params, self._lag
+        found = [] if self._per_prompt is None else [self._per_prompt]
+        if params.unread_wait is not None:
+            found.append(Constant(UNREAD_WAIT, params.unread_wait, Source.GIVEN))
+        elif lag.seconds is not None:
+            found.append(Constant(UNREAD_WAIT, lag.seconds, Source.MEASURED))
+        else:
+            found.append(Constant(UNREAD_WAIT, params.promise, Source.PROMISE))
+        if lag.seconds is not None:
+            found.append(Constant(READER_LAG, lag.seconds, Source.MEASURED))
+            found.append(Constant(READERS_SHARE, lag.readers_share, Source.MEASURED))
+            found.append(Constant(WAIT, lag.wait, Source.MEASURED))
+        return found
 
     @property
     def epoch(self) -> int:
@@ -105,8 +134,18 @@ class Headway(Batching, CostReader):
         """Share of the blocks to keep free."""
         return self._params.reserve
 
+    def passed(self, pass_time: float, num_tokens: int, num_steps: int = 1) -> None:
+        """Measure the pass time: the turns of the long follow from it."""
+        self._epoch += self._pass_time.passed(pass_time, num_steps)
+
+    def completed(self, candidate: Candidate, *, now: float) -> None:
+        """Measure how far readers lag: T follows from it."""
+        is_news = self._lag.ended(candidate, now)
+        self._epoch += is_news and self._params.unread_wait is None
+
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
         """Rank by group, then seconds."""
+        self._ranked_at = max(self._ranked_at, now)
         if _takes_what_is_left(candidate, now):
             return Ranked((_LEFT, candidate.due_at), until_at=candidate.due_at)
         if candidate.opens_answer:
@@ -117,21 +156,41 @@ class Headway(Batching, CostReader):
             if clock.is_critical:
                 return Ranked((_CRITICAL, candidate.due_at), clock.until_tokens)
             return Ranked((_SUPPLIED, clock.in_hand_until), clock.until_tokens, clock.until_at)
-        if self._is_long(candidate):
-            return Ranked((_WAITING, candidate.due_at + self._params.patience))
-        left = max(1, self._params.long_tokens - candidate.num_output_tokens)
-        return Ranked((_WAITING, self._turn(candidate)), candidate.attained_tokens + left)
+        until = inf
+        if not self._is_long(candidate):
+            left = max(1, self._params.long_tokens - candidate.num_output_tokens)
+            until = candidate.attained_tokens + left
+        joins_at = self._joins_at(candidate)
+        if now >= joins_at:
+            return Ranked((_CRITICAL, joins_at), until)
+        return Ranked((_WAITING, self._turn(candidate)), until, joins_at)
+
+    def _joins_at(self, candidate: Candidate) -> float:
+        """Return when a request without a reader joins the critical: T after its turn."""
+        wait = self._params.unread_wait
+        if wait is None:
+            wait = self._lag.seconds
+        if wait is None and isfinite(candidate.answer_due_at):
+            wait = max(0.0, candidate.answer_due_at - candidate.due_at)
+        return self._turn(candidate) + (self._params.promise if wait is None else wait)
 
     def _turn(self, candidate: Candidate) -> float:
-        """Return the instant by which it is ordered; a prompt comes later until it is computed."""
+        """Return the instant by which it is ordered: the long come later, and so do prompts."""
+        params = self._params
+        if self._is_long(candidate):
+            alone = params.long_tokens * self._pass_time.seconds
+            return candidate.due_at + params.long_weight * alone
         if candidate.num_output_tokens or self._per_prompt is None:
             return candidate.due_at
         tokens = candidate.num_prompt_tokens - candidate.num_cached_tokens
-        return candidate.due_at + self._params.prompt_weight * self._per_prompt.value * tokens
+        return candidate.due_at + params.prompt_weight * self._per_prompt.value * tokens
 
     def gives_way(self, candidate: Candidate) -> bool:
-        """Return whether it is long, or yields by its class."""
-        return candidate.yields or self._is_long(candidate)
+        """Return whether it is long and has not joined the critical, or yields by its class."""
+        return candidate.yields or self._yields_blocks(candidate, self._ranked_at)
+
+    def _yields_blocks(self, candidate: Candidate, now: float) -> bool:
+        return self._is_long(candidate) and now < self._joins_at(candidate)
 
     def _is_long(self, candidate: Candidate) -> bool:
         """Return whether nobody reads the many tokens that it has."""
@@ -145,7 +204,7 @@ class Headway(Batching, CostReader):
             return False
         if _takes_what_is_left(victim, now):
             return True
-        return self._is_long(victim) and not self._is_long(for_)
+        return self._yields_blocks(victim, now) and not self._is_long(for_)
 
     def forget(self, key: StreamKey) -> None:
         """Forget its reader."""

@@ -25,6 +25,10 @@ class Candidate(Protocol):
         """When its class has its first token due; its arrival where it has no class."""
 
     @property
+    def answer_due_at(self) -> float:
+        """When its class has its first answering token due; infinite without such a promise."""
+
+    @property
     def yields(self) -> bool:
         """True if its class takes what others leave, until it is due."""
 

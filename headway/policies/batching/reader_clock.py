@@ -1,4 +1,4 @@
-"""Readers' clocks and the pass time: what ``clocks`` and ``headway`` look at."""
+"""Readers' clocks and the mean pass time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from math import ceil, inf, isfinite
 from typing import Protocol
 
 from headway.policies.batching.protocol import Candidate
-from headway.request import Phase, StreamKey
+from headway.request import StreamKey
 
 _SOON = 1e-3  # seconds; no rank ends at once
 _MEMORY, _DRIFT = 0.98, 1.25  # of the mean pass time
 
 
 class ReaderParams(Protocol):
-    """Slacks in seconds, ``reader_pace`` in seconds a token; see ``ClocksParams``."""
+    """Slacks in seconds, ``reader_pace`` in seconds a token; see ``HeadwayParams``."""
 
     @property
     def critical_slack(self) -> float:
@@ -95,22 +95,9 @@ class ReaderClocks:
         self._clocks[candidate.key] = found
         return found
 
-    def is_urgent(self, candidate: Candidate) -> bool:
-        """Return whether it was ranked critical."""
-        if candidate.opens_answer:
-            return True
-        if candidate.phase is not Phase.ANSWERING or not candidate.is_read:
-            return False
-        clock = self._clocks.get(candidate.key)
-        return clock is None or clock.is_critical
-
     def tokens_left(self, candidate: Candidate) -> int:
         """Return the output tokens until the next quantum."""
         return self._params.quantum - candidate.num_output_tokens % self._params.quantum
-
-    def num_whole(self, candidate: Candidate) -> int:
-        """Return the output tokens in whole quanta."""
-        return candidate.num_output_tokens - candidate.num_output_tokens % self._params.quantum
 
     def forget(self, key: StreamKey) -> None:
         """Forget a reader."""

@@ -44,6 +44,8 @@ class ViewPrompt:
         self._job = job
         self.key, self.arrival_at = job.key, job.arrival_at
         self.due_at = self.arrival_at + (service.ttft or 0.0 if service is not None else 0.0)
+        promised = None if service is None else service.ttfat
+        self.answer_due_at = inf if promised is None else self.arrival_at + promised
         self.yields = request.standing.yields
         self.num_prompt_tokens = job.num_prompt_tokens
         self.true_remaining: int | None = request.num_output_tokens

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from headway.blocks import NAME_BYTES
 from headway.cluster import WorkerInfo
 from headway.core.autoscaler.events import RateReport
+from headway.cost.costs import Source
 from headway.errors import invalid
 from headway.messages import (
     CachedPrefixes,
@@ -24,6 +25,7 @@ from headway.messages import (
     Rejected,
     Snapshot,
     Tuned,
+    UsedConstant,
     WantedReports,
 )
 from headway.picture import MovePicture, WindowPicture, WorkerPicture
@@ -35,6 +37,7 @@ MAX_ID_CHARS = 256
 MAX_TEXT_CHARS = 4096
 MAX_DP_UNITS = 4096
 MAX_NAMES = 65_536
+MAX_CONSTANTS = 64
 MAX_KV_DIMENSION = 2**31
 MAX_KV_BYTES = 2**42
 _MOST_AHEAD = 86_400.0
@@ -155,8 +158,33 @@ def _kv_shape(least_tokens: int) -> Check:
     return check
 
 
+def _constants(values: Sequence[Any], name: str) -> Sequence[Any]:
+    if len(values) > MAX_CONSTANTS:
+        raise invalid(f"the number of {name}", len(values), f"at most {MAX_CONSTANTS}")
+    return values
+
+
+def _no_less_than_nothing(value: float, name: str) -> float:
+    if not value >= 0.0:
+        raise invalid(name, value, "0 or more")
+    return value
+
+
+def _source(value: str, name: str) -> str:
+    words = [source.value for source in Source]
+    if value not in words:
+        raise invalid(name, value, f"one of {', '.join(words)}")
+    return value
+
+
 BY_NAME: Mapping[str, Check] = MappingProxyType(
-    {"unit": a_unit, "target_unit": a_unit, "message": text, "reason": text}
+    {
+        "unit": a_unit,
+        "target_unit": a_unit,
+        "message": text,
+        "reason": text,
+        "constants": _constants,
+    }
 )
 """Checks by field name, for every message."""
 
@@ -193,6 +221,7 @@ BY_FIELD: Mapping[type, Mapping[str, Check]] = MappingProxyType(
         FinishedRequest: {"names": _names},
         CachedPrefixes: {"names": _names},
         WorkSample: {"stage": text},
+        UsedConstant: {"value": _no_less_than_nothing, "source": _source},
         RateReport: {"gateway_id": unchecked, "model": text},
         WorkerPicture: {"ahead_tokens": _all_finite, "address": text},
         WindowPicture: {"flow_level": text},

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, isfinite
 
 from headway.cluster import Role, UnitLoad, WorkerInfo
 from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import Elected, WorkerGone, WorkerReported
 from headway.core.scheduler.settings import SchedulerSettings
-from headway.cost.costs import Costs
+from headway.cost.costs import Constant, Costs, Source
 from headway.cost.profile import load_profile
 from headway.messages import (
     EndForward,
@@ -17,6 +17,7 @@ from headway.messages import (
     PassWork,
     RunningRequests,
     Snapshot,
+    UsedConstant,
 )
 from headway.picture import MovePicture, WorkerPicture
 from headway.request import Request, SamplingParams, StreamKey
@@ -80,6 +81,18 @@ def test_pass_times_stand_beside_the_profiles_where_the_workers_have_one() -> No
         core.handle(WorkerReported("p", end), now=1.0)
         assert shown(core, "p").pass_time == 0.5
         assert abs(shown(core, "p").profile_pass_time - expected) < 1e-9
+
+
+def test_the_constants_of_a_workers_order_are_shown_and_are_among_a_decisions_reasons() -> None:
+    core = led(info("u", Role.UNIFIED))
+    told = (UsedConstant("T", inf, "given"), UsedConstant("ρ", 0.4, "measured"))
+    loads = (UnitLoad(0, 0, 0, 0, 100),)
+    core.handle(WorkerReported("u", EndForward(1, 0.01, (), loads, constants=told)), now=1.0)
+    core.handle(WorkerReported("u", EndForward(2, 0.01, (), loads)), now=2.0)
+    assert shown(core, "u").constants == told
+    core.handle(Request("r", "m", (1, 2), SamplingParams(), 2.0, stream_id=1), now=2.0)
+    assert Constant("ρ of u", 0.4, Source.MEASURED) in core.decisions[-1].constants
+    assert all(isfinite(each.value) for each in core.decisions[-1].constants)
 
 
 def test_predictions_are_shown_where_workers_report_them_and_no_longer_than_the_worker() -> None:

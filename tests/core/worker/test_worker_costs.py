@@ -15,7 +15,8 @@ from headway.cost.costs import Costs, Source
 from headway.cost.pass_time import PassTime, Share
 from headway.cost.profile import load_profile
 from headway.forward_pass import ForwardPass, PassResult, Sampled
-from headway.messages import EndForward, MeasuredCosts, Snapshot, WantedReports
+from headway.messages import EndForward, MeasuredCosts, Snapshot, UsedConstant, WantedReports
+from headway.policies.batching.headway import Headway, HeadwayParams
 from headway.policies.batching.memguard import UniBoostMemGuard
 from tests.fakes.worker_core import dispatch, make_request
 
@@ -150,3 +151,25 @@ def test_the_link_is_what_transfers_took_and_is_reported_once_it_has_drifted() -
     assert meter.costs.link_bytes_per_s == pytest.approx(2.5e8, rel=0.02)
     assert meter.costs.source_of("link_bytes_per_s") is Source.MEASURED
     assert reported_after(100_000_000, 0.41) is None
+
+
+def test_a_worker_reports_the_constants_of_its_order_at_first_and_when_one_has_drifted() -> None:
+    core = WorkerCore(INFO, [0], Headway(HeadwayParams(promise=10.0)))
+    reports = [each.constants for each in serve(core, TRUE) if isinstance(each, EndForward)]
+    told = [{each.name: each for each in report} for report in reports if report]
+    assert told[0]["T"].source == Source.MEASURED.value or told[0]["T"].value == 10.0
+    assert told[-1]["T"] == UsedConstant("T", told[-1]["ℓ"].value, "measured")
+    assert 0 < told[-1]["ρ"].value <= 1
+    assert len(told) < len(reports) / 2
+    (snapshot,) = (
+        each
+        for each in core.handle(LeaderConnected(WantedReports()), now=1e6)
+        if isinstance(each, Snapshot)
+    )
+    assert {each.name for each in snapshot.constants} >= {"T", "ℓ", "ρ", "W"}
+
+
+def test_a_constant_that_never_comes_is_reported_once() -> None:
+    core = WorkerCore(INFO, [0], Headway(HeadwayParams(unread_wait=float("inf"))))
+    snapshot = next(each for each in serve(core, TRUE) if isinstance(each, Snapshot))
+    assert UsedConstant("T", float("inf"), "given") in snapshot.constants

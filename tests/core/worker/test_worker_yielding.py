@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +24,7 @@ ORDERS = sorted(registry.REGISTRY["batching"])
 
 def order(**params: float) -> Headway:
     """Whoever has six tokens that nobody reads is long."""
-    return Headway(HeadwayParams(long_tokens=6, patience=1e6, **params))  # type: ignore[arg-type]  # by name
+    return Headway(HeadwayParams(long_tokens=6, unread_wait=inf, **params))  # type: ignore[arg-type]  # by name
 
 
 def crowded(policy: Batching, role: Role = Role.UNIFIED) -> Planned:

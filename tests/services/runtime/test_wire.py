@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from headway import messages as m
 from headway.cluster import Role, UnitLoad, WorkerInfo
+from headway.cost.costs import Source
 from headway.errors import Code, HeadwayError
 from headway.life.moments import Mark, MomentKind
 from headway.request import (
@@ -184,8 +185,17 @@ to_worker = st.one_of(
     st.builds(m.Tuned, st.floats(1e-9, 1e9)),
 )
 costs = st.none() | st.builds(m.MeasuredCosts, *[st.floats(0, 3600)] * 6)
+constants = st.lists(
+    st.builds(
+        m.UsedConstant,
+        st.sampled_from(["T", "ρ of d-0"]),
+        st.floats(0),
+        st.sampled_from([source.value for source in Source]),
+    ),
+    max_size=3,
+).map(tuple)
 from_worker = st.one_of(
-    st.builds(m.Snapshot, infos, loads, held, st.booleans(), costs),
+    st.builds(m.Snapshot, infos, loads, held, st.booleans(), costs, constants=constants),
     st.builds(m.Accepted, u64),
     st.builds(
         m.EndForward,
@@ -197,6 +207,7 @@ from_worker = st.one_of(
         finished=finished,
         answering=held,
         costs=costs,
+        constants=constants,
     ),
     st.builds(m.LoadReport, st.tuples(running_requests(0), running_requests(1)), st.floats(0, 1e6)),
     st.builds(

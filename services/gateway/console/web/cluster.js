@@ -18,6 +18,12 @@ function KvBar({ card }) {
     ${ahead && html`<i style=${{ left: `calc(${100 * card.kv_ahead}% - 1px)` }}></i>`}</div>`;
 }
 
+/** The constants by which a worker's order decides, each with its source. */
+function orderOf(order) {
+  const shown = (name, value) => value === null ? "never" : name === "ρ" ? share(value) : seconds(value);
+  return Object.entries(order).map(([name, [value, source]]) => `${name} ${shown(name, value)} (${source})`).join(", ");
+}
+
 function Worker({ id, card }) {
   const [tone, text] = STATES[card.state] || ["calm", card.state];
   const figures = known(card.kv_used);
@@ -31,6 +37,7 @@ function Worker({ id, card }) {
       ${card.host_tokens > 0 && html`<dt>in host memory</dt><dd>${several(card.host_tokens, "token")}</dd>`}
       ${card.arriving > 0 && html`<dt>arriving</dt><dd>${several(card.arriving, "request")}</dd>`}
       <dt>pass</dt><dd>${seconds(card.pass_time)}${known(card.profile_pass_time) ? ` (profile ${seconds(card.profile_pass_time)})` : ""}</dd>
+      ${card.order && html`<dt>order</dt><dd>${orderOf(card.order)}</dd>`}
       ${card.units > 1 && html`<dt>DP units</dt><dd>${card.units}</dd>`}</dl>`
     : html`<p class="note">${card.state === "gone" ? "Its stream to the leader has ended." : "It has not reported to the leader yet."}</p>`}
   </article>`;
