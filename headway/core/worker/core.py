@@ -39,6 +39,7 @@ from headway.core.worker.settings import WorkerSettings
 from headway.core.worker.state import WorkerState
 from headway.core.worker.unit import HashesOf, PrefixCounts, WorkerUnit
 from headway.cost.costs import Constant
+from headway.cost.pass_time import Share as Work
 from headway.forward_pass import ForwardPass, PassResult, Sampled, plain
 from headway.messages import (
     Accepted,
@@ -324,7 +325,8 @@ class WorkerCore:
         state, flight = self._state, self._flights.popleft()
         flight.land(result.pass_id)
         state.rates.ran(flight.forward_pass, result)
-        num_tokens = self._measure(flight, result)
+        works = flight.works()
+        self._measure(flight, works, result)
         actions += flight.end_swaps(state)
         drawn = {sampled.key: sampled for sampled in result.sampled}
         running: list[Sequence] = []
@@ -350,22 +352,22 @@ class WorkerCore:
                 actions += departures.call_off(sequence)
         if result.hidden is not None:
             actions += state.predictions.ask(result.hidden, state.find)
-        if num_tokens:
+        if num_tokens := sum(work.prefill_tokens + work.batch for work in works):
             self._planner.passed(result.pass_time, num_tokens, result.num_steps)
             self._leaps.step_time = self._reports.step_time = result.pass_time
         if self._leaps.clock is not None:
             self._leaps.clock.settle()
         actions += departures.leave_all(state, running)
-        self._report_pass(result, flight, actions, now)
+        has_prompts = any(work.prefill_tokens for work in works)
+        self._report_pass(result, flight, actions, now, has_prompts=has_prompts)
 
-    def _measure(self, flight: Flight, result: PassResult) -> int:
-        """Measure what the pass cost, and tell the policy; return the tokens of one step."""
-        works, swaps = flight.works(), flight.forward_pass
+    def _measure(self, flight: Flight, works: abc.Sequence[Work], result: PassResult) -> None:
+        """Measure what the pass cost, and tell the policy."""
+        swaps = flight.forward_pass
         self._reports.work.ran(works, result)
         has_swaps = bool(swaps.swapped_out or swaps.swapped_in)
         if not has_swaps and self._state.costs.ran(works, result.pass_time, result.num_steps):
             self._planner.learn(self._state.costs.costs)
-        return sum(work.prefill_tokens + work.batch for work in works)
 
     def _draw(self, sequence: Sequence, sampled: Sampled, step: float, now: float) -> bool:
         """Add a request's drawn tokens; end or hand it off if due; return whether it continues."""
@@ -388,10 +390,20 @@ class WorkerCore:
     # --- reports ----------------------------------------------------------------------
 
     def _report_pass(
-        self, result: PassResult, flight: Flight, actions: list[WorkerAction], now: float
+        self,
+        result: PassResult,
+        flight: Flight,
+        actions: list[WorkerAction],
+        now: float,
+        *,
+        has_prompts: bool,
     ) -> None:
+        """Report a pass that changes what is dispatched here; the others at intervals.
+
+        Each chunk of a prompt does: the next prompt is sent once less than a chunk is left.
+        """
         reports, linger = self._reports, self.settings.linger
-        if flight.dispatches or self._state.news.is_any or reports.is_due(now):
+        if has_prompts or flight.dispatches or self._state.news.is_any or reports.is_due(now):
             report = self._report(result.pass_time, flight.dispatches, actions, now)
             if linger and not self._flights and _has_prompts_alone(report.loads):
                 self._lingers_until = now + linger
