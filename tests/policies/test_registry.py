@@ -196,7 +196,7 @@ def decides_live(question: str, answer: Answer) -> bool:
             policy.observe(100, 40)
         return policy.remaining(Live()) is not None
     others = {a.make for a in registry.REGISTRY[question].values()} - {answer.make}
-    own = [name for name in vars(answer.make) if not name.startswith("__")]
+    own = [name for name in vars(answer.make) if not name.startswith("_")]
     return bool(own) or not others.intersection(answer.make.__mro__)  # type: ignore[attr-defined]
 
 

@@ -223,6 +223,16 @@ def test_end_forward_names_the_dispatch_whose_pass_ended() -> None:
     assert reports(worker)[-1].dispatch_ids == (42,)
 
 
+@pytest.mark.parametrize("role", [Role.UNIFIED, Role.PREFILL])
+def test_every_chunk_of_a_prompt_is_reported_with_what_is_left(role: Role) -> None:
+    worker = make_worker(role, report_interval=100.0)
+    chunk = worker.core.info.chunk_tokens
+    worker.post(dispatch(make_request(1, 2 * chunk + 5, max_tokens=50)))
+    for left in (chunk + 5, 5, 0):
+        worker.run_pass()
+        assert reports(worker)[-1].loads[0].queued_prefill_tokens == left
+
+
 def test_a_prefill_worker_emits_the_first_token_and_holds_the_blocks() -> None:
     worker = make_worker(Role.PREFILL)
     request = make_request(1)
