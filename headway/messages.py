@@ -56,7 +56,7 @@ class Lost:
     keys: tuple[StreamKey, ...]
     reason: str
     died: bool = False
-    """True if their worker died, or cannot be reached."""
+    """True if their worker had taken them, and died or cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)

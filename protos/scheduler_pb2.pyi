@@ -596,7 +596,7 @@ class Lost(_message.Message):
     DIED_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     died: _builtins.bool
-    """their worker died, or cannot be reached"""
+    """their worker had taken them, and died or cannot be reached"""
     @_builtins.property
     def keys(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamRef]: ...
     def __init__(

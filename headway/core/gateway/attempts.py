@@ -7,12 +7,16 @@ twice before it made progress is suspected to be the cause:
 - Otherwise it gets one more when no other suspect runs. If its worker dies again, it was the cause.
 
 A death shows as a broken token stream and as the scheduler's word, which count once. A worker that
-opens its token stream again, or goes on sending tokens, has not died.
+opens its token stream again, or goes on sending tokens, has not died. Nor has a worker died of a
+request that it never took: one that was dead before is noticed later. A broken stream tells so
+only of a worker that has sent something since the request was placed there; for the others the
+scheduler knows whether their worker had taken them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from headway.core.gateway.settings import GatewaySettings
 from headway.core.gateway.state import Death, OpenRequest, OpenRequests
@@ -61,14 +65,15 @@ class Suspects:
         self._most = most
         self._waiting: dict[str, None] = {}
         self._on_trial = ""
-        self._attached: set[str] = set()
+        self._heard_at: dict[str, float] = {}
+        """By worker with an open token stream: the instant of its newest batch."""
         self._unsure: dict[str, list[str]] = {}
         """By worker that the scheduler has lost, but whose stream is still open: what it had."""
 
     def told(self, states: Sequence[OpenRequest]) -> list[OpenRequest]:
         """Count a death that the scheduler tells for all that had the worker; return the cause."""
         worker_id = states[0].worker_id if states else ""
-        if worker_id in self._attached:
+        if worker_id in self._heard_at:
             self._unsure.setdefault(worker_id, []).extend(state.request_id for state in states)
             return []
         return self._count(states, worker_id, was_alone=len(states) == 1, is_told=True)
@@ -97,18 +102,24 @@ class Suspects:
         """Count a worker's death, its stream broken, for all that it had; return the cause.
 
         These are ``had``, and those that the scheduler called lost while the stream was open. Who
-        is in both, because it was placed there again, has seen one death.
+        was placed there again has seen one death, whatever the scheduler still says.
         """
-        self._attached.discard(worker_id)
+        self._heard_at.pop(worker_id, None)
         found = (self._requests.find(name) for name in self._unsure.pop(worker_id, []))
-        told = [state for state in dict.fromkeys(found) if state is not None and state not in had]
-        was_alone = len(had) + len(told) == 1
+        lost = [state for state in dict.fromkeys(found) if state is not None and state not in had]
+        back = [state for state in lost if state.worker_id == worker_id]
+        told = [state for state in lost if state.worker_id != worker_id]
+        was_alone = len(had) + len(lost) == 1
         guilty = self._count(told, worker_id, was_alone=was_alone, is_told=True)
-        return guilty + self._count(had, worker_id, was_alone=was_alone, is_told=False)
+        return guilty + self._count([*had, *back], worker_id, was_alone=was_alone, is_told=False)
 
-    def heard(self, worker_id: str) -> None:
+    def has_lived_with(self, state: OpenRequest) -> bool:
+        """Return whether its worker has sent a batch since the request was placed there."""
+        return self._heard_at.get(state.worker_id, -inf) >= state.placed_at
+
+    def heard(self, worker_id: str, now: float) -> None:
         """Note that a worker sends tokens: it lives."""
-        self._attached.add(worker_id)
+        self._heard_at[worker_id] = now
         self._unsure.pop(worker_id, None)
 
     def lives(self, worker_id: str) -> None:

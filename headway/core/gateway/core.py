@@ -125,7 +125,7 @@ class GatewayCore:
         actions: list[GatewayAction] = []
         match event:
             case TokenBatch():
-                self._suspects.heard(event.worker_id)
+                self._suspects.heard(event.worker_id, now)
                 self._on_tokens(event, actions, now)
             case Submit():
                 self._on_submit(event, actions, now)
@@ -134,10 +134,7 @@ class GatewayCore:
                 if state is not None:
                     self._drop(state, actions, now)
             case WorkerDetached(worker_id):
-                had = [s for s in self._requests if s.worker_id == worker_id]
-                reason = f"the token stream of its worker {worker_id} broke"
-                guilty = self._suspects.detached(worker_id, had)
-                self._on_death(had, guilty, actions, now, reason)
+                self._on_detached(worker_id, actions, now)
             case WorkerBack(worker_id):
                 self._suspects.lives(worker_id)
             case SchedulerConnected() | SchedulerDisconnected():
@@ -166,6 +163,8 @@ class GatewayCore:
                 if state.early:
                     reason = f"token {len(state.output)} did not arrive"
                     self._try_again(state, actions, now, reason)
+            elif _is_over(state.orphaned_since, self.settings.gap_patience, now):
+                self._try_again(state, actions, now, _broken(state.worker_id))
         self._try_next_suspect(now)
         return actions
 
@@ -355,6 +354,24 @@ class GatewayCore:
 
     # --- another attempt --------------------------------------------------------------
 
+    def _on_detached(self, worker_id: str, actions: list[GatewayAction], now: float) -> None:
+        """Try the requests of a broken token stream again; leave some to the scheduler's word.
+
+        These are the ones that the worker has sent nothing since: it may have been dead already
+        when they were placed there, and the scheduler knows whether it had taken them.
+        """
+        had = []
+        for state in self._requests:
+            if state.worker_id != worker_id:
+                continue
+            if not self._connected or self._suspects.has_lived_with(state):
+                had.append(state)
+            else:
+                state.orphaned_since = now
+                self._timers.add(now + self.settings.gap_patience, state.request_id)
+        guilty = self._suspects.detached(worker_id, had)
+        self._on_death(had, guilty, actions, now, _broken(worker_id))
+
     def _on_lost(self, lost: Lost, actions: list[GatewayAction], now: float) -> None:
         had = [s for key in lost.keys if (s := self._requests.by_stream.get(key.stream_id))]
         if lost.died:
@@ -417,6 +434,10 @@ class GatewayCore:
         while stream_id in self._requests.by_stream:
             stream_id = self._draw_stream_id()
         return stream_id
+
+
+def _broken(worker_id: str) -> str:
+    return f"the token stream of its worker {worker_id} broke"
 
 
 def _is_over(since: float | None, patience: float, now: float) -> bool:

@@ -105,8 +105,8 @@ def name_sources(
     if sources != state.sources:
         state.former = state.former.union(state.sources).difference(sources)
         state.sources = sources
-    if state.source_id not in sources:
-        state.worker_id = sources[0]
+    if state.source_id not in sources and state.worker_id != sources[0]:
+        state.worker_id, state.placed_at, state.orphaned_since = sources[0], now, None
     released = requests.release(state, *sources)
     if not released:
         return None
@@ -166,7 +166,7 @@ def _note_source(taken: Taken, state: OpenRequest, worker_id: str, now: float) -
             if state.life is not None:
                 state.life.came_first(now, worker_id)
         state.source_id = worker_id
-    state.last_at = now
+    state.last_at, state.orphaned_since = now, None
 
 
 def _differs(state: OpenRequest, first: int, delivery: Delivery) -> bool:

@@ -53,6 +53,10 @@ class OpenRequest:
     """Tokens of its prompt that were found in a prefix cache; known with the first token."""
     last_at: float = 0.0
     """Instant of its newest token."""
+    placed_at: float = 0.0
+    """Instant at which it was placed on its worker."""
+    orphaned_since: float | None = None
+    """Instant since which the scheduler's word on its worker is awaited, whose stream broke."""
     retry_at: float | None = None
     """Instant of its resubmission; None unless that is planned."""
     unsent_since: float | None = None
@@ -98,7 +102,7 @@ class OpenRequest:
         self.request = replace(self.current(), attempt=attempt, stream_id=stream_id)
         self.worker_id = self.source_id = ""
         self.retry_at = retry_at
-        self.unsent_since = self.gap_since = None
+        self.unsent_since = self.gap_since = self.orphaned_since = None
         self.early.clear()
         self.sources = ()
         self.former.clear()

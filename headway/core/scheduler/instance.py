@@ -186,6 +186,10 @@ class Instance:
         self.changed()
         return None if flight.lapsed else now - flight.sent_at
 
+    def has_taken(self, key: StreamKey) -> bool:
+        """Return whether no dispatch with this request awaits its acknowledgement."""
+        return not any(key in f.keys for f in self._flights.values() if not f.accepted)
+
     def reset_in_flight(self) -> None:
         """Stop counting tokens that were dispatched but not reported (the watchdog's reset)."""
         for flight in self._flights.values():

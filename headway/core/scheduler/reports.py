@@ -365,7 +365,8 @@ class WorkerReports:
         """Return all requests that a lost worker held or was being sent to their gateways.
 
         This includes requests that it has just finished: a gateway with all the tokens ignores the
-        message. A request that another worker was handing to it stays with that worker.
+        message. A request that another worker was handing to it stays with that worker. One whose
+        dispatch it never acknowledged is not told of a death: the worker did not die of it.
         """
         for key in instance.inbound_keys:
             moving = self._state.tracked.get(key)
@@ -379,12 +380,14 @@ class WorkerReports:
                 self._cancel_handoff(moving, instance.info.worker_id)
         since = now - self._state.settings.graces.finish
         lost = [k for k in instance.finished_since(since) if k not in self._state.tracked]
+        never_taken: list[StreamKey] = []
         for key in instance.keys:
             entry = self._state.tracked[key]
             # A target may have it by now; two attempts must not run at once.
             self.end(entry, but=instance.info.worker_id)
-            lost.append(key)
+            (lost if instance.has_taken(key) else never_taken).append(key)
         self._state.lose(lost, reason, died=True)
+        self._state.lose(never_taken, reason)
 
     def _cancel_handoff(self, entry: Tracked, target_id: str) -> None:
         """Tell the source: a target that hangs keeps its connections open."""

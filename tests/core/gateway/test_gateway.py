@@ -161,6 +161,7 @@ def test_a_broken_token_stream_runs_again_what_that_worker_had_and_nothing_else(
     place(core, here, "w")
     place(core, there, "v")
     core.handle(tokens(there.stream_id, 0, [1], worker="v"), now=0.0)
+    core.handle(tokens(here.stream_id, 0, [1], worker="w"), now=0.5)
     actions = core.handle(WorkerDetached("w"), now=1.0)
     assert CancelStream(here.key) in actions
     assert [r.request_id for r in requests_in(core.wake(now=1.05))] == ["a"]

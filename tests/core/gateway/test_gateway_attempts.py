@@ -18,7 +18,7 @@ from headway.core.gateway.events import (
 from headway.core.gateway.settings import GatewaySettings
 from headway.errors import Code
 from headway.messages import Lost, Placed, TokenBatch
-from headway.request import Request, SamplingParams
+from headway.request import Request, SamplingParams, StreamKey
 
 
 class World:
@@ -29,6 +29,7 @@ class World:
         self.now = 0.0
         self.attempts: dict[str, Request] = {}
         self.failed: dict[str, Fail] = {}
+        self.placed: dict[str, list[StreamKey]] = {}
         self.take(self.core.handle(SchedulerConnected(), now=0.0))
 
     def take(self, actions: Sequence[GatewayAction]) -> None:
@@ -55,6 +56,7 @@ class World:
         for name in names:
             placed = Placed(self.attempts[name].key, worker_id, 0, Role.UNIFIED)
             self.take(self.core.handle(placed, now=self.now))
+            self.placed.setdefault(worker_id, []).append(placed.key)
 
     def generate(self, worker_id: str, name: str, count: int, levels_spent: int = 0) -> None:
         request = self.attempts[name]
@@ -76,8 +78,14 @@ class World:
         self.wait()
 
     def kill(self, worker_id: str) -> None:
-        self.take(self.core.handle(WorkerDetached(worker_id), now=self.now))
+        """The stream of a worker breaks, and the scheduler says what it had taken."""
+        self.detach(worker_id)
+        lost = Lost(tuple(self.placed.pop(worker_id, ())), f"worker {worker_id}: gone", died=True)
+        self.take(self.core.handle(lost, now=self.now))
         self.wait()
+
+    def detach(self, worker_id: str) -> None:
+        self.take(self.core.handle(WorkerDetached(worker_id), now=self.now))
 
 
 def test_a_request_alone_on_both_workers_that_died_is_refused_by_name() -> None:
@@ -90,7 +98,7 @@ def test_a_request_alone_on_both_workers_that_died_is_refused_by_name() -> None:
     error = world.failed["poison"].error
     assert error.code is Code.INTERNAL
     assert "died 2 times" in error.message
-    assert "token stream of its worker w" in error.message
+    assert "worker w: gone" in error.message
     assert world.core.num_open == 0
 
 
@@ -103,6 +111,48 @@ def test_the_schedulers_word_counts_as_the_death_of_a_worker_and_its_other_words
         world.take(world.core.handle(lost, now=world.now))
         world.wait()
     assert "worker w: gone" in world.failed["r"].error.message
+
+
+def test_a_worker_that_never_took_a_request_has_not_died_of_it() -> None:
+    world = World()
+    world.submit("r")
+    world.place("v", "r")
+    world.kill("v")
+    for worker_id in ("w", "x", "y"):  # dead already when it was placed there
+        world.place(worker_id, "r")
+        world.detach(worker_id)
+        key = world.placed.pop(worker_id)[0]
+        lost = Lost((key,), f"worker {worker_id}: gone", died=False)
+        world.take(world.core.handle(lost, now=world.now))
+        world.wait()
+        assert "r" in world.attempts
+    assert not world.failed
+    world.place("z", "r")
+    world.kill("z")
+    assert "died 2 times" in world.failed["r"].error.message
+
+
+def test_without_the_schedulers_word_a_broken_stream_is_a_new_attempt_after_a_while() -> None:
+    world = World()
+    world.submit("r")
+    for number in range(3):
+        world.place(f"w{number}", "r")
+        first = world.attempts["r"].stream_id
+        world.detach(f"w{number}")
+        world.wait()
+        assert world.attempts["r"].stream_id != first
+    assert not world.failed
+
+
+def test_a_broken_stream_of_a_worker_that_sent_something_since_is_its_death() -> None:
+    world = World()
+    world.submit("r", "other")
+    world.place("w", "other", "r")
+    world.generate("w", "other", 1)
+    before = world.attempts["r"].stream_id
+    world.detach("w")
+    world.wait(0.1)
+    assert world.attempts["r"].stream_id != before  # at once
 
 
 def test_among_others_the_one_that_dies_alone_at_its_third_death_is_the_cause() -> None:
@@ -168,7 +218,9 @@ def test_a_broken_stream_and_the_schedulers_word_are_one_death() -> None:
     world = World()
     world.submit("r")
     world.place("w", "r")
-    world.kill("w")
+    world.generate("w", "r", 1)
+    world.detach("w")
+    world.wait()
     world.place("w", "r")  # the scheduler has not noticed yet
     world.told("r")
     assert not world.failed

@@ -63,6 +63,18 @@ def test_what_a_dead_worker_held_or_was_being_sent_is_lost_and_the_window_is_not
     assert scheduler.core.status().pools[0].num_waiting == 1
 
 
+def test_a_worker_has_not_died_of_what_it_never_acknowledged() -> None:
+    scheduler = make_scheduler(("u", Role.UNIFIED))
+    scheduler.submit(1)
+    scheduler.serve("u", running=1)
+    scheduler.submit(2)
+    scheduler.kill("u")
+    assert [(lost.keys, lost.died) for lost in scheduler.answers(Lost)] == [
+        ((key(1),), True),
+        ((key(2),), False),
+    ]
+
+
 def test_each_gateway_is_told_once_of_all_it_has_lost() -> None:
     scheduler = make_scheduler(("u", Role.UNIFIED))
     for stream_id, gateway_id in ((1, "g"), (2, "h"), (3, "g")):
