@@ -35,7 +35,7 @@ def measure(job: Job) -> Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Composition:
     """The rows of all systems; ``rates``: by share of saturation. ``best``: topologies."""
 
     found: Results
@@ -58,7 +58,7 @@ def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
     ]
 
 
-def compare(seeds: Sequence[int], num_processes: int) -> Compared:
+def compare(seeds: Sequence[int], num_processes: int) -> Composition:
     """Measure saturation, choose topologies, and run all systems."""
     carried = saturation(measure, {SCENARIO: CELL.topologies}, num_processes)[SCENARIO]
     rates = {share: round(share * carried, 3) for share in SHARES}
@@ -71,10 +71,10 @@ def compare(seeds: Sequence[int], num_processes: int) -> Compared:
         for rate in rates.values()
         for seed in seeds
     ]
-    return Compared(Results.of(measure, jobs, num_processes), rates, best)
+    return Composition(Results.of(measure, jobs, num_processes), rates, best)
 
 
-def _felt(all_: Compared, system: str, share: float) -> str:
+def _felt(all_: Composition, system: str, share: float) -> str:
     """Say the tails of each class; seconds."""
     row = next(iter(all_.found.rows.values()))
     tails = (
@@ -85,7 +85,7 @@ def _felt(all_: Compared, system: str, share: float) -> str:
     return f"{system}: {', '.join(tails)}"
 
 
-def _against(all_: Compared, share: float, systems: Sequence[str]) -> Claim:
+def _against(all_: Composition, share: float, systems: Sequence[str]) -> Claim:
     """Compare with the best of some systems."""
     rate = all_.rates[share]
     other = all_.found.best(SCENARIO, systems, rate, "attainment", most=True)
@@ -115,7 +115,7 @@ def _against(all_: Compared, share: float, systems: Sequence[str]) -> Claim:
     )
 
 
-def _ablation(all_: Compared, stage: str) -> Claim:
+def _ablation(all_: Composition, stage: str) -> Claim:
     """Measure what a stage adds, in the mean over all loads."""
     samples = {s: [all_.sample(s, share) for share in SHARES] for s in (stage, OURS)}
     before, after = (

@@ -101,7 +101,7 @@ def search(
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Goodputs:
     """Goodput by place, system and topology, and each system's topologies, the best first."""
 
     searches: Searches
@@ -127,7 +127,7 @@ def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
     return [claim for place in places for claim in _claims(found, place)]
 
 
-def find(places: Mapping[str, Cell], seeds: Sequence[int], num_processes: int) -> Found:
+def find(places: Mapping[str, Cell], seeds: Sequence[int], num_processes: int) -> Goodputs:
     """Choose topologies, and measure goodput in them."""
     most = saturation(measure, {p: cell.topologies for p, cell in places.items()}, num_processes)
     tried: Searches = {
@@ -150,7 +150,7 @@ def find(places: Mapping[str, Cell], seeds: Sequence[int], num_processes: int) -
         for topology in _shown(system, all_)
         for seed in seeds
     }
-    return Found(search(searches, LEVELS, _FINE, num_processes), ranked, seeds)
+    return Goodputs(search(searches, LEVELS, _FINE, num_processes), ranked, seeds)
 
 
 def _ranked(tried: Searches, place: str, system: str, topologies: Sequence[str]) -> Sequence[str]:
@@ -166,7 +166,7 @@ def _shown(system: str, ranked: Sequence[str]) -> Sequence[str]:
     return [ranked[0], *other[:1]]
 
 
-def _claims(found: Found, place: str) -> Iterator[Claim]:
+def _claims(found: Goodputs, place: str) -> Iterator[Claim]:
     for level in LEVELS:
         rivals = {s: found.of(place, s, level) for s in SYSTEMS if s != OURS}
         best = max(rivals, key=lambda s: rivals[s].mean)
@@ -196,7 +196,7 @@ def _row(
     )
 
 
-def _said(found: Found, place: str, system: str, level: float) -> str:
+def _said(found: Goodputs, place: str, system: str, level: float) -> str:
     rates = found.of(place, system, level)
     topology = found.ranked[place, system][0]
     return f"{system} {rates.mean:.3g} ± {rates.noise:.2g} ({topology})"

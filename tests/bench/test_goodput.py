@@ -11,7 +11,7 @@ from bench.studies import goodput
 from bench.studies.best import TUNED, best_topologies, saturation
 from bench.studies.cells import MIXED
 from bench.studies.dominance import SYSTEMS
-from bench.studies.goodput import LEVELS, Found, Search
+from bench.studies.goodput import LEVELS, Goodputs, Search
 from bench.studies.layouts import instances, is_split, topologies
 from bench.studies.runs import Job, Row
 from bench.studies.systems import OURS, PLAIN
@@ -82,7 +82,7 @@ def test_goodput_is_of_a_gpu_in_the_best_topology_and_shown_unified_and_split() 
         for topology, rate in kept.items()
     }
     ranked = {("mixed", system): list(kept) for system in SYSTEMS}
-    found = Found(searches, ranked, [101])
+    found = Goodputs(searches, ranked, [101])
     assert found.kind("mixed", OURS, split=True) == "1P+1D"
     assert found.of("mixed", OURS, 0.99).mean == pytest.approx(3.03 / 2)
     rows = list(goodput._claims(found, "mixed"))
