@@ -200,7 +200,7 @@ class SimulatedCluster(Operator):
             return
         if not self._keeps_serving(name, None):
             return
-        del self._roles[name]
+        self._roles.pop(name, None)  # it may have gone, and come back, before
         worker.run(worker.drain)
 
         def give_up() -> None:

@@ -51,6 +51,8 @@ from headway.messages import (
 from headway.policies.scaling.protocol import Fleet
 from headway.request import Request, StreamKey
 
+_NO_LOADS = LoadReport(())
+
 
 class SchedulerCore:
     """``Core[SchedulerEvent, SchedulerAction]``; ``docs/sbs.md`` maps its rules to files."""
@@ -292,9 +294,7 @@ class SchedulerCore:
                 for held in message.answering:
                     self._mover.answering(instance, held, now=now)
             case LoadReport():
-                instance.foresee(message)
-                self.pictures.foresee(worker_id, message)
-                self._mover.report(instance, message, now=now)
+                self._on_loads(instance, message, now)
             case HandedBack(keys):
                 self._reports.handed_back(instance, keys)
             case HandoffResult():
@@ -303,6 +303,14 @@ class SchedulerCore:
                 moved = self._state.tracked.get(message.key)
                 if moved is not None and moved.at is not None:
                     self._pool(moved.model).used(moved, moved.at)
+
+    def _on_loads(self, instance: Instance, report: LoadReport, now: float) -> None:
+        """Take a report on loads to come, if anybody reads it: it may have been on its way."""
+        worker_id = instance.info.worker_id
+        if self._wants.reads_loads(worker_id):
+            instance.foresee(report)
+            self.pictures.foresee(worker_id, report)
+            self._mover.report(instance, report, now=now)
 
     def _on_snapshot(self, worker_id: str, snapshot: Snapshot, now: float) -> None:
         model = snapshot.info.model
@@ -341,7 +349,10 @@ class SchedulerCore:
         """Note an instance that has joined, left, or changed what it takes."""
         self._decode.update()
         self._limits.update()
-        self._wants.update()
+        for silent in self._wants.update():
+            self._instances[silent].foresee(_NO_LOADS)
+            self.pictures.foresee(silent, None)
+            self._mover.unreported(silent)
         for pool in self._pools.values():
             pool.update(worker_id)
 

@@ -66,9 +66,13 @@ class Mover:
         if interval < inf:
             self._due_at.setdefault(model, now + interval)
 
+    def unreported(self, worker_id: str) -> None:
+        """Drop what a worker has reported, because no other report will replace it."""
+        self._reports.pop(worker_id, None)
+
     def forget(self, worker_id: str) -> None:
         """Forget a worker that is gone."""
-        self._reports.pop(worker_id, None)
+        self.unreported(worker_id)
         self.drains.forget(worker_id)
 
     def decide(self, *, now: float) -> None:

@@ -78,9 +78,12 @@ class PictureBook:
         if work:
             self._work[worker_id] = work
 
-    def foresee(self, worker_id: str, report: LoadReport) -> None:
-        """Keep a worker's report on its loads to come."""
-        self._reports[worker_id] = report
+    def foresee(self, worker_id: str, report: LoadReport | None) -> None:
+        """Keep a worker's report on its loads to come; None if it reports them no more."""
+        if report is None:
+            self._reports.pop(worker_id, None)
+        else:
+            self._reports[worker_id] = report
 
     def forget(self, worker_id: str) -> None:
         """Forget a worker that is gone."""

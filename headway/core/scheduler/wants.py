@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from math import inf
 
 from headway.core.scheduler.admission import wanted_reports
 from headway.core.scheduler.decode import Pool, pool_of
@@ -24,6 +25,7 @@ class Wants:
             has_choice: wanted_reports(state.settings, has_choice=has_choice)
             for has_choice in (False, True)
         }
+        self._is_constant = self._wants[False] == self._wants[True]
         self._told: dict[str, bool] = {}
 
     def heard(self, worker_id: str) -> None:
@@ -34,10 +36,20 @@ class Wants:
         """Forget a worker that is gone."""
         self._told.pop(worker_id, None)
 
-    def update(self) -> None:
-        """Tell workers of pools that have come to offer a choice, or offer none any more."""
-        if self._wants[False] == self._wants[True]:
-            return
+    def reads_loads(self, worker_id: str) -> bool:
+        """Return False if a worker was told to report no loads; a report may be on its way yet."""
+        return (
+            self._is_constant or self._wants[self._told.get(worker_id, False)].load_interval < inf
+        )
+
+    def update(self) -> list[str]:
+        """Tell workers of pools that have come to offer a choice, or offer none any more.
+
+        Return those whose last load report nobody reads from now on, and no other replaces.
+        """
+        if self._is_constant:
+            return []
+        silent: list[str] = []
         num_units = Counter[Pool]()
         for instance in self._instances.values():
             if instance.takes_decode and instance.info.kv_layout:
@@ -45,5 +57,8 @@ class Wants:
         for worker_id, instance in sorted(self._instances.items()):
             has_choice = num_units[pool_of(instance)] > 1
             if self._told.get(worker_id) is not has_choice:
+                if not has_choice:
+                    silent.append(worker_id)
                 self._told[worker_id] = has_choice
                 self._state.tell_worker(worker_id, self._wants[has_choice])
+        return silent

@@ -8,9 +8,9 @@ import pytest
 
 from headway.cluster import Role
 from headway.core.scheduler.admission import wanted_reports
-from headway.core.scheduler.events import WorkerGone
+from headway.core.scheduler.events import WorkerGone, WorkerReported
 from headway.core.settings import policy_settings
-from headway.messages import WantedReports
+from headway.messages import LoadReport, RunningRequests, WantedReports
 from headway.presets import PRESETS
 from tests.fakes.scheduler_text import SchedulerHarness, make_info, short_pass
 
@@ -21,6 +21,12 @@ ALL = wanted_reports(SETTINGS)
 
 def wants(scheduler: SchedulerHarness, worker_id: str) -> list[WantedReports]:
     return scheduler.orders(worker_id, WantedReports)
+
+
+def ahead_of(scheduler: SchedulerHarness, worker_id: str) -> tuple[float, ...]:
+    """Return the loads to come that the leader's picture shows of a worker."""
+    workers = scheduler.core.pictures.draw().workers
+    return next(tuple(w.ahead_tokens) for w in workers if w.worker_id == worker_id)
 
 
 def test_a_hello_asks_for_neither_loads_nor_lengths() -> None:
@@ -39,6 +45,19 @@ def test_one_decode_unit_is_no_choice_and_a_second_one_is() -> None:
     assert wants(scheduler, "d0") == wants(scheduler, "d1") == wants(scheduler, "p") == [ALL]
     scheduler.post(WorkerGone("d1", "it died"))
     assert wants(scheduler, "d0") == [ALL, NOTHING]
+
+
+def test_the_last_loads_of_a_unit_that_has_become_the_only_one_are_forgotten() -> None:
+    scheduler = SchedulerHarness(SETTINGS)
+    scheduler.connect(make_info("d0", Role.DECODE))
+    scheduler.connect(make_info("d1", Role.DECODE))
+    report = LoadReport((RunningRequests(0, (), (), (), (5.0, 4.0)),), step_time=0.01)
+    scheduler.post(WorkerReported("d0", report))
+    assert ahead_of(scheduler, "d0")
+    scheduler.post(WorkerGone("d1", "it died"))
+    assert not ahead_of(scheduler, "d0")
+    scheduler.post(WorkerReported("d0", report))  # it was on its way
+    assert not ahead_of(scheduler, "d0")
 
 
 def test_two_units_of_one_worker_are_a_choice_and_so_are_two_unified_workers() -> None:
