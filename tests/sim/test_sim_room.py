@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -14,6 +15,7 @@ from headway.sim.experiment import Conditions, Run, cluster_spec, simulate
 from headway.sim.network import NetworkParams
 from headway.sim.worker import InstanceSpec
 
+# Here no long request joins the critical: with a shorter T, chats wait behind those that have.
 PROFILE = replace(
     load_profile("qwen-32b-h100-96"), kv_capacity_tokens=8_000, host_capacity_tokens=40_000
 )
@@ -22,12 +24,13 @@ CHATS = [SimRequest(f"chat-{n}", 40.0 + 2.0 * n, 300, 100) for n in range(10)]
 """They come when the long have filled the blocks."""
 
 
-def run(batching: str) -> Run:
+def run(batching: str, **params: object) -> Run:
     """Simulate the same requests in an order of batching."""
     conditions = Conditions(
         [(InstanceSpec(Role.UNIFIED, PROFILE), 1)],
         NetworkParams(PROFILE.link_bytes_per_s),
         policies={"batching": batching},
+        params={"batching": params},
     )
     return simulate(cluster_spec(find_preset("headway"), conditions), iter(LONG + CHATS))
 
@@ -38,7 +41,7 @@ def first_tokens(found: Run) -> list[float]:
 
 @pytest.fixture(scope="module")
 def headway() -> Run:
-    return run("headway")
+    return run("headway", unread_wait=inf)
 
 
 def test_chats_have_their_first_token_in_a_pass_or_two(headway: Run) -> None:

@@ -330,7 +330,7 @@ class ViewInstance:
         prefilled: list[ViewRequest] = []
         if self._done:
             num_ended += self._draw(prefilled)
-        if self._dispatch_ids or prefilled or num_ended or now >= self.report_at:
+        if had_prompts or self._dispatch_ids or prefilled or num_ended or now >= self.report_at:
             self._report(prefilled, had_prompts, now)
             if had_prompts and self._settings.linger and self._has_prompts_alone:
                 self._pass.num_steps = 0

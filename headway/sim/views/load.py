@@ -70,6 +70,11 @@ class LoadView:
         return False
 
     @property
+    def takes_readers(self) -> bool:
+        """False: orders in which others yield to a reader are not simulated on views."""
+        return False
+
+    @property
     def num_units(self) -> int:
         """Number of its units."""
         return len(self.rooms)

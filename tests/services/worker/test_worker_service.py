@@ -110,7 +110,8 @@ def test_the_shell_of_a_worker_needs_no_torch() -> None:
 async def test_an_unreachable_gateway_frees_its_requests_and_is_counted(
     store_url: str, cluster: str
 ) -> None:
-    async with served(store_url, cluster) as (worker, runtime):
+    # 2,000 passes take longer than the worker's patience with a gateway, on any machine.
+    async with served(store_url, cluster, least_pass_time=0.005) as (worker, runtime):
         leader = Leader(worker, 1)
         await leader.greet()
         request = make_request("127.0.0.1:1", max_tokens=2000)
