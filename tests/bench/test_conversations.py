@@ -101,7 +101,7 @@ def test_claims_that_do_not_hold_say_so() -> None:
 
 @pytest.mark.slow
 def test_every_system_serves_every_load(few: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "conversations", "--seeds", "7", "--processes", "1"]) == 0
+    assert main(["reproduce", "conversations", "--seeds", "1", "--processes", "1"]) == 0
     shown = capsys.readouterr().out
     assert all(system.name in shown for system in conversations.SYSTEMS)
     assert "3 × DP 8, long chats: TTFT P99, s" in shown
