@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from headway.core.worker.events import (
 from headway.engine import Backend
 from headway.forward_pass import ForwardPass
 from headway.messages import Dispatch, EndForward, UnitBatch, WantedReports
-from headway.policies import registry
+from headway.policies.batching.sarathi import Sarathi
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
 from models.lengths.samples import Collected, SampledRequest
 
@@ -44,6 +45,12 @@ class CollectSettings:
     every: int = 20
     num_running: int = 64
     chunk_tokens: int = 1024
+
+
+class _Asking(Sarathi):
+    """Prompts in chunks beside decoding; lengths are asked for every few tokens, and not read."""
+
+    reads_lengths: ClassVar[bool] = True
 
 
 class Collector:
@@ -69,7 +76,7 @@ class Collector:
         self._core = WorkerCore(
             info,
             backend.info.eos_token_ids,
-            registry.make("batching", "sarathi"),
+            _Asking(),
             WorkerSettings(
                 report_interval=inf,
                 max_running=settings.num_running,

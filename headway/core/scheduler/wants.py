@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import cached_property
 from math import inf
 
 from headway.core.scheduler.admission import wanted_reports
 from headway.core.scheduler.decode import Pool, pool_of
 from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.state import SchedulerState
+from headway.messages import WantedReports
 
 
 class Wants:
@@ -21,12 +23,17 @@ class Wants:
     def __init__(self, state: SchedulerState, instances: Mapping[str, Instance]) -> None:
         self._state = state
         self._instances = instances
-        self._wants = {
-            has_choice: wanted_reports(state.settings, has_choice=has_choice)
-            for has_choice in (False, True)
-        }
-        self._is_constant = self._wants[False] == self._wants[True]
         self._told: dict[str, bool] = {}
+
+    @cached_property
+    def _wants(self) -> Mapping[bool, WantedReports]:
+        """What is asked for where there is no choice, and where there is one."""
+        settings = self._state.settings
+        return {each: wanted_reports(settings, has_choice=each) for each in (False, True)}
+
+    @property
+    def _is_constant(self) -> bool:
+        return self._wants[False] == self._wants[True]
 
     def heard(self, worker_id: str) -> None:
         """Note that a worker may have been greeted again."""
