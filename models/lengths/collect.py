@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +49,7 @@ class CollectSettings:
 class _Asking(Sarathi):
     """Prompts in chunks beside decoding; lengths are asked for every few tokens, and not read."""
 
-    reads_lengths: ClassVar[bool] = True
+    reads_lengths = True
 
 
 class Collector:
