@@ -15,7 +15,7 @@ from headway.sim.spec import Autoscaling
 
 NUM_FINALISTS = 3
 PLAIN_PRESET = "vllm-like"
-"""What every plan is compared with, at its own best topology."""
+"""The preset that every plan is compared with, at its own best topology."""
 _AROUND = range(-3, 3)
 """GPUs around the plan's that a plot shows."""
 

@@ -1,4 +1,4 @@
-"""What a system is at its best: its topology at equal GPUs; and what the plain one carries.
+"""Each system's best topology at equal GPUs, and the load that the plain one carries.
 
 Both are found on a seed of their own, and figures are of others.
 """

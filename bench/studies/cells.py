@@ -76,7 +76,7 @@ class Cell:
 
     @property
     def topologies(self) -> Sequence[str]:
-        """What its GPUs may be; the autoscaler has pools."""
+        """Topologies of its GPUs; the autoscaler has pools."""
         return (self.initial,) if self.initial else topologies(self.num_instances)
 
 

@@ -31,7 +31,7 @@ from headway.sim.spec import ClusterSpec
 
 PAPER = "dominance"
 SYSTEMS = (PLAIN, *ORDERS, "uniboost", "pascal", OURS)
-"""Those that order requests. SBS, STAR and TokenScale leave the order to the plain one."""
+"""Systems that order requests. SBS, STAR and TokenScale leave the order to the plain one."""
 BARS = ("chat_ttft", "short_ttfat", "long_ttfat", "lateness", "unread_slowdown")
 WORSE = 0.02  # a P99 may be so much above that of the plain deployment
 NOTHING = 0.1  # seconds; no user feels less

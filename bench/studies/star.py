@@ -46,8 +46,8 @@ PAPER = "star"
 _CAP = 32_680
 _TTFT, _TPOT = 1.0, 0.025  # the paper's SLO for 7B, seconds
 SECONDS = 6_000.0
-"""Of arrivals: ten times as long as the longest requests live, about 590 s. In less, KV has not
-filled up yet, and there is little to move."""
+"""Seconds of arrivals: ten lives of the longest requests, about 590 s. In less, KV has not filled
+up yet, and there is little to move."""
 _PREDICTING = 0.077  # of a pass, where every pass predicts: 0.38 % at an interval of 20
 
 

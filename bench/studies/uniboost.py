@@ -36,7 +36,7 @@ from headway.sim.worker import InstanceSpec
 
 PAPER = "uniboost"
 SECONDS = {False: 4_400.0, True: 8_500.0}
-"""Of arrivals, by whether tails are heavy: ten times as long as the longest requests stay."""
+"""Seconds of arrivals, by whether tails are heavy: ten lives of the longest requests."""
 _MOST_OUTPUT = {False: 12_000, True: 32_000}
 NUM_WARM_UP = 50
 OURS = "uniboost"

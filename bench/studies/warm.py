@@ -1,4 +1,4 @@
-"""Whether a run is long enough: nothing that begins cold is measured as if it were steady.
+"""A check that a run is long enough: nothing that begins cold is measured as if it were steady.
 
 A cluster that starts empty is steady only after its longest requests have come and gone. So a
 run's arrivals last at least ``NUM_RESIDENCES`` times as long as its longest request stays.

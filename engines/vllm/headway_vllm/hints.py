@@ -12,7 +12,7 @@ class Hints(NamedTuple):
     """The words of a client about its request."""
 
     reasons: bool | None = None
-    """Whether its output begins with reasoning; None: it does not say."""
+    """True if its output begins with reasoning; None: it does not say."""
     predicted_output_tokens: float = 0.0
 
 
