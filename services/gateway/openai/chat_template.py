@@ -96,9 +96,14 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        return self.steps.counted(super()._parse(source, name, filename))
+
+    @property
+    def steps(self) -> _Steps:
+        """The count of a render's work."""
         steps = self.extensions[_Steps.identifier]
         assert isinstance(steps, _Steps)
-        return steps.counted(super()._parse(source, name, filename))
+        return steps
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Refuse products of texts and lists, and powers, that could fill the memory."""
@@ -119,7 +124,7 @@ class ChatTemplate:
             lstrip_blocks=True,
             extensions=[_GenerationBlock, "jinja2.ext.loopcontrols", _Steps],
         )
-        self._begin = environment.extensions[_Steps.identifier].begin  # type: ignore[attr-defined]
+        self._begin = environment.steps.begin
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
