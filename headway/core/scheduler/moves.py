@@ -110,15 +110,20 @@ class Mover:
                 yield instance, report
 
     def _pools(self, model: str) -> list[list[UnitReport]]:
-        """Return a model's units, those together that KV can go between."""
+        """Return a model's units, those together that KV can go between.
+
+        A prefiller's count only while a request decodes there, after a change of its role: empty,
+        they would lower the mean load of those that decode.
+        """
         pools: dict[str, list[UnitReport]] = {}
         for instance, report in self._reported(model):
             if not instance.info.kv_layout:
                 continue
+            decodes = instance.info.role.decodes
             pools.setdefault(instance.info.kv_layout, []).extend(
                 _unit_report(instance, running, report.step_time)
                 for running in report.units
-                if running.unit < instance.info.num_units
+                if running.unit < instance.info.num_units and (decodes or running.keys)
             )
         return [units for _, units in sorted(pools.items())]
 

@@ -73,6 +73,18 @@ def test_a_running_request_moves_to_the_unit_with_less_load() -> None:
     assert scheduler.decisions()[-1].question == "rescheduling"
 
 
+def test_a_prefillers_empty_unit_does_not_lower_the_mean_load() -> None:
+    scheduler = make_cluster()
+    scheduler.submit(4)
+    scheduler.prefill("p", 4)
+    scheduler.handed_off("p")
+    report(scheduler, "p")
+    report(scheduler, "d0", r1=900, r2=800, r3=700)
+    report(scheduler, "d1", r4=800)
+    scheduler.wait(6.0)
+    assert moves(scheduler), "d1 is under the mean of the two"
+
+
 def test_who_yields_by_its_class_moves_before_those_whom_a_reader_waits_for() -> None:
     batch = Standing(service=ServiceClass("batch", yields=True))
     scheduler = make_cluster({2: batch})
