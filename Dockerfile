@@ -21,7 +21,10 @@ COPY protos protos
 COPY headway headway
 COPY services services
 COPY models models
+COPY results results
 COPY bench bench
+COPY studies studies
+COPY planning planning
 COPY proof proof
 COPY cli cli
 COPY headway_launch.py ./

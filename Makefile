@@ -75,7 +75,7 @@ $(TESTS): $(SERVES)
 # A wheel with compiled cores (docs/simulator.md); the build leaves files beside its sources.
 compiled: install-dev
 	rm -rf build/compiled && mkdir -p build/compiled
-	cp -r headway headway_launch.py services bench proof cli protos models pyproject.toml README.md build/compiled
+	cp -r headway headway_launch.py services results bench studies planning proof cli protos models pyproject.toml README.md build/compiled
 	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/pip wheel --quiet --no-deps --no-build-isolation -w dist build/compiled
 	@ls dist/headway-*.whl
 

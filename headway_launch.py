@@ -1,7 +1,7 @@
 """The ``headway`` command of a checkout and of an installed wheel.
 
-The rooms (``services``, ``bench``, ``proof``, ``cli``, ``protos``, ``models``) stand beside
-``headway/`` in a checkout. A wheel keeps them in ``headway_rooms/``, so that names as general as
+The rooms (``services``, ``bench``, ``cli``, ``protos`` and others) stand beside ``headway/`` in a
+checkout. A wheel keeps them in ``headway_rooms/``, so that names as general as
 ``models`` never reach the site-packages of others. Only Headway's own processes put that folder on
 their path.
 """

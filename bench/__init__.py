@@ -1,1 +1,1 @@
-"""Benchmarks that need more than the ``headway bench`` command."""
+"""What measures a live system, and how long its decisions take."""

@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refuse_outputs(args: argparse.Namespace) -> None:
     """Refuse, before any work, a file that cannot be written or plots without matplotlib."""
-    from bench.output import refuse_unwritable, require_extra
+    from results.output import refuse_unwritable, require_extra
 
     if getattr(args, "json", None) is not None:
         refuse_unwritable(args.json)

@@ -11,16 +11,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.calibrate.calibration import Calibration
-from bench.calibrate.cases import HeldOutCase, chosen
-from bench.calibrate.check import CaseReport, overall
-from bench.calibrate.live import TORCH, LiveEngine, LiveModel
-from bench.calibrate.matrix import START_SECONDS, Matrix, learn
-from bench.calibrate.report import calibration_lines, case_notes, case_table, overall_table
-from bench.output import refuse_unwritable, write_json
 from cli.options import add_json, add_model, require_ranges
 from headway.cost.profile import load_profile
 from headway.errors import invalid
+from planning.calibrate.calibration import Calibration
+from planning.calibrate.cases import HeldOutCase, chosen
+from planning.calibrate.check import CaseReport, overall
+from planning.calibrate.live import TORCH, LiveEngine, LiveModel
+from planning.calibrate.matrix import START_SECONDS, Matrix, learn
+from planning.calibrate.report import calibration_lines, case_notes, case_table, overall_table
+from results.output import refuse_unwritable, write_json
 from services.worker.engines import find_engine
 
 _SHOW_NO_PASSES = ("openai",)

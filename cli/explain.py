@@ -17,7 +17,6 @@ from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
-from bench.recording import DECISIONS, LIVES
 from bench.serve.client import Endpoint
 from bench.serve.replay import error_text
 from cli import explain_scaling, explain_what_if
@@ -29,6 +28,7 @@ from headway.life.form import unpacked
 from headway.life.reasons import several
 from headway.life.record import LifeRecord
 from headway.request import is_named
+from results.recording import DECISIONS, LIVES
 from services.local.run_file import found_url
 
 MOST_LINE_CHARS = 1 << 24

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.recording import MAKING
 from headway.console.measured import MEASURED
 from headway.cost.profile import profile_names
 from headway.errors import Code, HeadwayError, invalid
@@ -21,6 +20,7 @@ from headway.sim.experiment import cluster_spec, simulate
 from headway.sim.records import Record
 from headway.sim.scenario import Scenario, load_scenario
 from headway.sim.views.run import require_views, simulate_views
+from results.recording import MAKING
 
 USUAL = "vllm-like,headway"
 """The presets that are replayed where nobody names others."""

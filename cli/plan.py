@@ -9,23 +9,23 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import plots
-from bench.output import make_table, refuse_unwritable, require_extra, write_json
-from bench.plan.candidate import TOPOLOGIES, parse_goal
-from bench.plan.confirm import Confirmed
-from bench.plan.deploy import emit, refuse_all
-from bench.plan.emit import EMITTERS
-from bench.plan.load import Load, different_loads, num_requests
-from bench.plan.make import by_gpus, make_plan
-from bench.plan.report import CapacityPlan, nothing_keeps, rows, sentences
-from bench.plan.search import search
-from bench.plan.source import PlanSource, read_source
-from bench.plan.space import Space, make_space
-from bench.plan.trial import Trial
 from cli.options import add_json, require_ranges
 from headway.errors import invalid
 from headway.sim.sessions import SessionLoad
 from headway.sim.spec import Autoscaling
+from planning.plan.candidate import TOPOLOGIES, parse_goal
+from planning.plan.confirm import Confirmed
+from planning.plan.deploy import emit, refuse_all
+from planning.plan.emit import EMITTERS
+from planning.plan.load import Load, different_loads, num_requests
+from planning.plan.make import by_gpus, make_plan
+from planning.plan.report import CapacityPlan, nothing_keeps, rows, sentences
+from planning.plan.search import search
+from planning.plan.source import PlanSource, read_source
+from planning.plan.space import Space, make_space
+from planning.plan.trial import Trial
+from results import plots
+from results.output import make_table, refuse_unwritable, require_extra, write_json
 
 _MOST_RATE = 1e6
 _SOME_MODEL = "MODEL"
@@ -90,7 +90,9 @@ def run(args: argparse.Namespace) -> int:
     write_json(args.json, _as_json(plan))
     if args.plot is not None:
         drawn = [p for p, found in space.topologies.items() if plan.fixed.candidate.kind in found]
-        plots.attainment_over_gpus(args.plot, by_gpus(trial, plan.fixed.candidate, drawn), goal)
+        plots.attainment_over_gpus(
+            args.plot, by_gpus(trial, plan.fixed.candidate, drawn), goal.attainment
+        )
     if args.emit is not None:
         if args.model == _SOME_MODEL:
             _say(console, [f"{_SOME_MODEL} stands for your model: --model NAME writes its name"])

@@ -6,12 +6,12 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from bench.calibrate.model import with_velocities
 from headway.cost.fit import fit_pass_time
 from headway.cost.pass_time import GATES, SLOWEST_UNIT
 from headway.cost.passes import parse_passes
 from headway.cost.profile import load_profile, profile_names, profile_text, save_profile
 from headway.errors import Code, HeadwayError
+from planning.calibrate.model import with_velocities
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -13,17 +13,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.calibrate.model import read_records
-from bench.output import num_cores
-from bench.profile.kept import Kept
-from bench.profile.plan import STAGES, buckets_within
-from bench.profile.result import Deployment, doubt, fit_passes, make_profile, table
-from bench.profile.steps import ProfileSteps
-from bench.profile.workers import bench
 from cli.options import add_model, require_ranges
 from headway.cost.buckets import Buckets
 from headway.cost.profile import Profile, save_profile
 from headway.errors import invalid, require_over
+from planning.calibrate.model import read_records
+from planning.profile.plan import STAGES, buckets_within
+from planning.profile.result import Deployment, doubt, fit_passes, make_profile, table
+from planning.profile.steps import ProfileSteps
+from planning.profile.workers import bench
+from results.kept import Kept
+from results.output import num_cores
 
 DESCRIPTION = """\
 Measure what one instance of a deployment releases, and write its profile.

@@ -12,11 +12,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import plots
-from bench.output import make_table, num_cores, write_json
-from bench.studies import bursts, conversations, tokenscale
-from bench.studies.claims import Claim
-from bench.studies.runs import KEEP_VARIABLE
 from cli.options import (
     POLICY_VARIABLE,
     SET_VARIABLE,
@@ -28,6 +23,11 @@ from cli.options import (
 )
 from headway.policies import registry
 from headway.presets import parse_choice
+from results.output import make_table, num_cores, write_json
+from results.plots import provisioned
+from studies import bursts, conversations, plots, tokenscale
+from studies.claims import Claim
+from studies.runs import KEEP_VARIABLE
 
 _WIDTH = 180
 PAPERS = ("sbs", "uniboost", "star", "pascal", "tokenscale")
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             if paper == conversations.PAPER:
                 claims += _conversations(seeds, num_processes)
                 continue
-            study = importlib.import_module(f"bench.studies.{paper}")
+            study = importlib.import_module(f"studies.{paper}")
             claims += study.reproduce(seeds, num_processes)
         _print(claims)
         write_json(args.json, [claim.packed() for claim in claims])
@@ -99,7 +99,7 @@ def _plot(folder: Path, claims: Sequence[Claim], num_processes: int) -> None:
         plots.claims(folder, paper, [claim for claim in claims if claim.paper == paper])
     if tokenscale.PAPER in papers:
         have = tokenscale.provisioned(1, num_processes)
-        plots.provisioned(folder, tokenscale.PAPER, have, bursts.needed(1))
+        provisioned(folder, tokenscale.PAPER, have, bursts.needed(1))
 
 
 def _conversations(seeds: Sequence[int], num_processes: int) -> list[Claim]:

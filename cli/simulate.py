@@ -15,10 +15,6 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import track
 
-from bench import plots
-from bench.by_class import number, print_by_class
-from bench.output import make_table, num_cores, refuse_unwritable, require_extra, write_json
-from bench.recording import write_parquet, write_run
 from cli import simulate_console
 from cli.options import add_json, add_policy_options, chosen, require_ranges
 from cli.trace import write_trace
@@ -35,6 +31,10 @@ from headway.sim.views.run import require_views, simulate_views
 from headway.sim.workload import Workload
 from headway.workload.agents import SessionCounts
 from headway.workload.sessions import written_for_aiperf
+from results import plots
+from results.by_class import number, print_by_class
+from results.output import make_table, num_cores, refuse_unwritable, require_extra, write_json
+from results.recording import write_parquet, write_run
 
 Column = tuple[str, float, str]
 """A figure, the factor to its unit, and its title."""

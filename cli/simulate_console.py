@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bench.film_server import FilmServer
 from headway.presets import find_preset, parse_choice
 from headway.sim.experiment import Run, cluster_spec, simulate
 from headway.sim.film import Film
 from headway.sim.scenario import Scenario
+from results.film_server import FilmServer
 
 
 def filmed(scenario: Scenario, preset: str, policy: str, settings: str) -> tuple[Film, Run]:

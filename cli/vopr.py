@@ -37,12 +37,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the histories; return 1 if one broke a promise."""
-    from bench.output import write_json
     from headway.presets import find_preset
     from proof.vopr.campaign import STATES, SeedCampaign, parse_seeds
     from proof.vopr.history import run as run_copies
     from proof.vopr.report import figures, print_history, print_summary, write_shrunk
     from proof.vopr.scenario import parse
+    from results.output import write_json
 
     if args.preset:
         find_preset(args.preset)

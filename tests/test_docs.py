@@ -43,7 +43,17 @@ ROOMS = (
     "tests",
 )
 """Where a path in a page may begin."""
-SOURCES = ("headway", "services", "bench", "proof", "cli", "protos")
+SOURCES = (
+    "headway",
+    "services",
+    "results",
+    "bench",
+    "studies",
+    "planning",
+    "proof",
+    "cli",
+    "protos",
+)
 MEAN_WORDS, MOST_WORDS, MOST_COLUMNS = 16, 40, 120
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -184,7 +194,7 @@ def test_a_make_target_or_module_that_a_page_names_exists(page: Path) -> None:
     named = "\n".join([*code(text), *re.findall(r"`([^`\n]+)`", text)])
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
     assert set(re.findall(r"^make ([a-z][a-z-]*)", named, re.M)) <= set(targets)
-    modules = set(re.findall(r"-m ((?:services|bench|cli|models|protos)[\w.]*)", named))
+    modules = set(re.findall(r"-m ((?:services|bench|planning|cli|models|protos)[\w.]*)", named))
     assert [module for module in modules if find_spec(module) is None] == []
 
 

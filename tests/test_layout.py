@@ -31,7 +31,18 @@ def test_no_two_files_of_tests_have_one_name() -> None:
     assert [name for name, number in names.items() if number > 1] == []
 
 
-ROOMS = ("headway", "services", "bench", "proof", "cli", "models", "engines")
+ROOMS = (
+    "headway",
+    "services",
+    "results",
+    "bench",
+    "studies",
+    "planning",
+    "proof",
+    "cli",
+    "models",
+    "engines",
+)
 
 
 def _classes() -> Iterator[tuple[str, ast.ClassDef]]:

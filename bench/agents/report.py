@@ -10,8 +10,8 @@ from rich.console import Console
 
 from bench.agents.loop import AgentRun, AskedTurn
 from bench.demo.verdict import Figure
-from bench.output import make_table
 from headway.metrics import Spread
+from results.output import make_table
 
 FIGURES = (
     Figure("ttft_mean", "TTFT, mean (s)", 0.0),

@@ -22,13 +22,13 @@ from bench.agents.texts import Measure, Texts, num_shared, shared_starts
 from bench.demo.compare import order_of
 from bench.demo.table import print_compared
 from bench.demo.verdict import compared
-from bench.output import num_cores, write_json
 from bench.serve.client import Client, Endpoint, RequestFailedError
 from bench.serve.measure import served_model
 from bench.serve.plan import PATHS, Planned
 from bench.serve.replay import ReplayedRequest, ask
 from headway.errors import Code, HeadwayError
 from headway.workload.sessions import Session
+from results.output import num_cores, write_json
 
 _WIDTH = 140
 _PROBE_CHARS = (120, 600)

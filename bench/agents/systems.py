@@ -12,9 +12,9 @@ from pathlib import Path
 from bench.cluster.leader import kill_leader
 from bench.cluster.offered import start_within
 from bench.cluster.processes import Process
-from bench.output import num_cores
 from bench.serve.client import Client, Endpoint, RequestFailedError
 from headway.errors import Code, HeadwayError
+from results.output import num_cores
 from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
 from services.local.refusals import refuse_wrong_options

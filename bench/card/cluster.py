@@ -19,8 +19,8 @@ from bench.card.commands import OFFLINE, headway, run_within, wait_until_healthy
 from bench.card.report import CardReport
 from bench.card.step import CardSetting
 from bench.cluster.processes import Process
-from bench.profile.kept import Kept
 from headway.errors import Code, HeadwayError
+from results.kept import Kept
 from services.local.store import free_port
 
 _STOP = 45.0

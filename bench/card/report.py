@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.output import write_json
+from results.output import write_json
 
 GRACE = 30.0
 """Seconds beyond the limit after which the process ends, whatever it is doing."""

@@ -13,9 +13,9 @@ from rich import box
 from rich.console import Console
 
 from bench.cluster.burst_plan import BurstLoad
-from bench.output import make_table, write_json
 from bench.serve.replay import ReplayedRequest
 from headway.metrics import percentile
+from results.output import make_table, write_json
 
 Figures = dict[str, float]
 _SETTLED = 3.0  # seconds after the burst that its last requests may take to their first token

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import plots
 from bench.cluster.burst_plan import CONTENDERS, BurstLoad, filling, scaling_params
 from bench.cluster.burst_report import BurstRun, print_runs, write_runs
 from bench.cluster.offered import num_resubmitted, print_failures, replayed
 from headway.cost.profile import Profile
 from headway.errors import HeadwayError
+from results import plots
 from services.local.cluster import LocalCluster
 from services.local.options import Autoscale, ClusterOptions, PolicyOptions, WorkerCounts
 from services.local.refusals import refuse_wrong_options

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from bench import plots
 from bench.demo.live import Pair, Setting, run_pair
 from bench.demo.paired import paired
 from bench.demo.table import print_compared, print_rule, values_of
 from bench.demo.verdict import ComparedFigure, compared
-from bench.output import write_json
+from results import plots
+from results.output import write_json
 from services.local.options import PolicyOptions
 
 _Contender = TypeVar("_Contender")

@@ -17,11 +17,11 @@ from bench.cluster.offered import counted, print_failures, replayed, start_withi
 from bench.demo import warm_up
 from bench.demo.capacity import Capacity
 from bench.demo.load import LoadBounds, Offer, Regime
-from bench.output import num_cores
 from bench.serve.classes import Alone, by_class
 from bench.serve.plan import Plan
 from bench.serve.replay import ReplayedRequest
 from headway.metrics import percentile
+from results.output import num_cores
 from services.local import prometheus
 from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts

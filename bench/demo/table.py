@@ -10,10 +10,10 @@ from statistics import fmean
 from rich import box
 from rich.console import Console
 
-from bench.by_class import number
 from bench.demo.verdict import LEAST_PAIRS, WORSE, ComparedFigure, Judgement
-from bench.output import make_table
 from bench.serve.replay import ReplayedRequest
+from results.by_class import number
+from results.output import make_table
 
 Values = Mapping[str, Sequence[float]]
 _DRAWN = ("ttft", "ttfat", "ttlt")

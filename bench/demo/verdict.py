@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from bench.by_class import KEPT, PREEMPTIONS
 from bench.demo.paired import PairedSamples, standard_error
 from headway.felt import TITLES
+from results.by_class import KEPT, PREEMPTIONS
 
 WORSE = 0.02  # share of the first preset's mean
 LEAST_PAIRS = 3

@@ -18,8 +18,8 @@ from statistics import median
 from typing import Any
 
 from bench.cluster.processes import install
-from bench.output import num_cores
 from headway.errors import Code, HeadwayError, invalid, require_between
+from results.output import num_cores
 from services.local.tether import tethered
 from services.runtime.huge_pages import with_huge_pages
 from services.runtime.rooms import child_environment, module_command

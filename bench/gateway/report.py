@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench.output import make_table, write_json
+from results.output import make_table, write_json
 
 _COLUMNS = ("+p50 ms", "+p99 ms", "requests/s", "µs/request", "tokens/s", "µs/token")
 Shown = tuple[float | None, ...]

@@ -14,10 +14,10 @@ from bench.cluster.processes import cpu_seconds
 from bench.gateway.contenders import OURS, PATH, Contender, GatewayProcesses
 from bench.gateway.peers import find_peers
 from bench.gateway.report import Figures, middle, print_comparison, write_comparison
-from bench.output import num_cores
 from bench.serve.closed_loop import Loop, run_loop
 from headway.errors import HeadwayError
 from headway.metrics import percentile
+from results.output import num_cores
 
 _SETTLE = 1.0  # seconds of load before the first round
 

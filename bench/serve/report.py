@@ -12,11 +12,11 @@ from typing import Any
 from rich import box
 from rich.console import Console
 
-from bench.by_class import print_by_class
-from bench.output import make_table, write_json
 from bench.serve.classes import by_class
 from bench.serve.replay import ReplayedRequest
 from headway.metrics import METRICS, RequestTimes, Slo, Spread, goodput, percentile
+from results.by_class import print_by_class
+from results.output import make_table, write_json
 
 Summary = dict[str, Any]
 

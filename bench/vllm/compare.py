@@ -15,16 +15,16 @@ from typing import Any
 from rich import box
 from rich.console import Console
 
-from bench.by_class import number
 from bench.cluster.offered import looped, print_failures, replayed
 from bench.demo import warm_up
 from bench.demo.capacity import Capacity
 from bench.demo.load import LoadBounds, Offer, Regime, mix, unread
-from bench.output import make_table, num_cores, write_json
 from bench.serve.plan import Plan
 from bench.vllm.contenders import CONTENDERS, SAID, Comparison
 from bench.vllm.figures import cells, figures_of
 from headway.errors import Code, HeadwayError
+from results.by_class import number
+from results.output import make_table, num_cores, write_json
 
 START = 600.0  # seconds in which a contender must serve
 PATIENCE = 120.0  # seconds for the answers, from the last arrival on

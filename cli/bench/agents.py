@@ -18,7 +18,6 @@ from bench.agents.systems import (
     System,
     WorkersSetting,
 )
-from bench.output import refuse_unwritable
 from cli.options import (
     add_json,
     add_model,
@@ -31,6 +30,7 @@ from cli.options import (
 from headway.errors import invalid, require_between
 from headway.presets import find_preset
 from headway.workload.sessions import BLOCK_TOKENS, Session, load_sessions
+from results.output import refuse_unwritable
 from services.local.options import PolicyOptions
 
 

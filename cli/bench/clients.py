@@ -13,8 +13,8 @@ from bench.clients.inside import FAILED
 from bench.clients.page import RESULTS, drawn, merged, read_results, rewrite
 from bench.clients.roster import CLIENTS, PeerClient
 from bench.clients.run import CaseResult, ClientTarget, packed, python_of, run_client
-from bench.output import write_json
 from headway.errors import HeadwayError, invalid
+from results.output import write_json
 from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions, WorkerCounts
 from services.local.store import free_port

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from bench.demo.compare import order_of
 from bench.demo.cpu import CpuRun, CpuSetting, run_once
-from bench.output import make_table, write_json
 from cli.options import (
     add_json,
     add_model,
@@ -25,6 +24,7 @@ from cli.options import (
 )
 from headway.errors import invalid, require_between
 from headway.presets import find_preset
+from results.output import make_table, write_json
 from services.local.options import PolicyOptions, WorkerCounts
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from bench.engine.run import OWN_ENGINES, EngineFigure, EnginePlan, measure, model_of
-from bench.output import make_table, write_json
 from cli.options import add_json, add_model, require_ranges
+from results.output import make_table, write_json
 
 if TYPE_CHECKING:
     from bench.engine.where import PassSplit

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from bench.floods import live, simulated
 from bench.floods.offered import SIDES, Flood
-from bench.output import make_table, refuse_unwritable, write_json
 from cli.options import add_json, add_model, parse_seeds, require_ranges
 from headway.errors import invalid
+from results.output import make_table, refuse_unwritable, write_json
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

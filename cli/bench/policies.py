@@ -9,8 +9,8 @@ from dataclasses import asdict
 from rich.console import Console
 
 from bench.decisions.decisions import TimedDecision, measure_all
-from bench.output import make_table, write_json
 from cli.options import add_json, require_ranges
+from results.output import make_table, write_json
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from itertools import chain
 
-from bench.output import write_json
 from cli.options import add_json, require_ranges
 from headway.cluster import Role
 from headway.core.worker import core
@@ -24,6 +23,7 @@ from headway.sim.records import Record
 from headway.sim.views.run import simulate_views
 from headway.sim.worker import InstanceSpec
 from headway.workload.arrivals import gaps
+from results.output import write_json
 
 _LOAD = (
     "fidelity",

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from statistics import median
 
 from bench.cluster.takeover_run import measure
-from bench.output import write_json
 from cli.options import add_json, add_model, require_ranges
+from results.output import write_json
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bench import plots
 from bench.cluster.burst_plan import (
     CONTENDERS,
     BurstLoad,
@@ -28,6 +27,7 @@ from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
 from headway.metrics import RequestTimes
 from headway.policies import registry
+from results import plots
 
 LOAD = BurstLoad(1.0, 10.0, 10.0, 20.0, 30.0, prompt_tokens=64, output_tokens=20)
 PROFILE = load_profile("llama-8b-a100")

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.calibrate.cases import TOPOLOGIES, chosen
-from bench.calibrate.figures import Load, Seen
-from bench.calibrate.live import (
+from cli import main
+from headway.cost.fit import MeasuredPass
+from planning.calibrate.cases import TOPOLOGIES, chosen
+from planning.calibrate.figures import Load, Seen
+from planning.calibrate.live import (
     PASSES,
     SPANS,
     LiveDeployment,
@@ -23,10 +25,8 @@ from bench.calibrate.live import (
     keep,
     note_asked,
 )
-from bench.calibrate.loads import SPREAD, TOGETHER, at_once, drawn, one_by_one, poisson
-from bench.calibrate.predict import predict
-from cli import main
-from headway.cost.fit import MeasuredPass
+from planning.calibrate.loads import SPREAD, TOGETHER, at_once, drawn, one_by_one, poisson
+from planning.calibrate.predict import predict
 from services.runtime.rooms import model_folder
 from services.runtime.span_record import SUFFIX
 from tests.fakes.true_machine import WORKER, asked, calibration

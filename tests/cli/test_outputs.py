@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.output import refuse_unwritable, write_json
 from cli import main
 from headway.errors import HeadwayError
+from results.output import refuse_unwritable, write_json
 
 
 @pytest.mark.parametrize(

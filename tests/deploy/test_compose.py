@@ -63,9 +63,8 @@ def test_the_podman_script_refuses_to_guess_a_command() -> None:
 def test_the_image_carries_what_the_services_import_and_is_not_run_by_root() -> None:
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     copied = {line.split()[1] for line in lines if line.startswith("COPY") and "toml" not in line}
-    assert copied == {
-        *("headway", "headway_launch.py", "services", "protos", "models", "bench", "proof", "cli")
-    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]
+    assert copied == set(project["build"]["targets"]["wheel"]["only-include"])
     kept = (ROOT / ".dockerignore").read_text().split()
     assert kept[0] == "*"
     assert {f"!{name}" for name in copied} <= set(kept)

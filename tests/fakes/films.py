@@ -6,11 +6,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bench.film_server import FilmServer
 from cli.simulate_console import filmed
 from headway.sim.experiment import Run
 from headway.sim.film import Film
 from headway.sim.scenario import parse_scenario
+from results.film_server import FilmServer
 
 SCENARIO = """
 name = "small"

@@ -9,11 +9,6 @@ from typing import Any
 
 import pytest
 
-from bench.calibrate.calibration import Calibration, Fitted
-from bench.calibrate.figures import Load
-from bench.calibrate.live import Topology
-from bench.calibrate.model import WorkerRecord
-from bench.calibrate.predict import predict
 from headway.cost.fit import MeasuredPass
 from headway.cost.pass_time import PassTime, Share
 from headway.cost.profile import Profile
@@ -23,6 +18,11 @@ from headway.sim.device import Device
 from headway.sim.hop_costs import HopCosts
 from headway.sim.pace import MeasuredPace
 from headway.workload.traces import TraceRow
+from planning.calibrate.calibration import Calibration, Fitted
+from planning.calibrate.figures import Load
+from planning.calibrate.live import Topology
+from planning.calibrate.model import WorkerRecord
+from planning.calibrate.predict import predict
 from services.worker.pass_record import share_of
 
 TRUTH = PassTime(

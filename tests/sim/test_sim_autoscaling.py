@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.studies import bursts, tokenscale
-from bench.studies.runs import Job
 from headway.cluster import Role
 from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
@@ -25,6 +23,8 @@ from headway.sim.kernel import Kernel
 from headway.sim.records import Record
 from headway.sim.spec import Autoscaling
 from headway.sim.worker import InstanceSpec
+from studies import bursts, tokenscale
+from studies.runs import Job
 from tests.fakes.sim_clusters import PASS_TIME, instance, poisson
 
 KINDS = {role: instance(role, start_up=2.0) for role in Role}

@@ -20,10 +20,10 @@ WHERE = "import headway.core.worker.core as core; print(core.__file__)"
 
 def build_wheel(source: Path, into: Path) -> Path:
     """A compiled wheel of what is checked out, unpacked."""
-    for name in ("headway", "services", "bench", "proof", "cli", "protos", "models"):
-        shutil.copytree(ROOT / name, source / name)
-    for name in ("pyproject.toml", "README.md", "headway_launch.py"):
-        shutil.copy(ROOT / name, source / name)
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]
+    for name in ("pyproject.toml", "README.md", *wheel["targets"]["wheel"]["only-include"]):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
     project = source / "pyproject.toml"  # what is optimised is not tried here, and takes minutes
     project.write_text(project.read_text("utf-8").replace('opt_level = "1"', 'opt_level = "0"'))
     pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation")

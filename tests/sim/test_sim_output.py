@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.studies import bursts, tokenscale
 from cli import main
 from headway.cluster import UnitId
 from headway.felt import FeltRequest
@@ -23,6 +22,7 @@ from headway.sim.experiment import cluster_spec, simulate
 from headway.sim.sampling import Sample
 from headway.sim.scenario import parse_scenario
 from headway.sim.summary import RELATIVE_ERROR, Digest, ManyValues, Summary, summarise
+from studies import bursts, tokenscale
 
 SMALL = """
 [[instances]]
@@ -160,7 +160,7 @@ def test_without_the_extra_nothing_runs_and_the_extra_is_named(
 
 def test_provisioned_gpus_are_drawn_over_those_needed(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra analysis is not installed")
-    from bench import plots
+    from results import plots
 
     need = bursts.needed(1)
     assert sum(gpus for _, gpus in need) / len(need) == pytest.approx(4.0, rel=0.5)
@@ -182,7 +182,7 @@ def test_a_study_keeps_what_was_provisioned(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_same_run_draws_the_same_bytes(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra analysis is not installed")
-    from bench import plots
+    from results import plots
 
     for folder in ("one", "two"):
         plots.latency_cdfs(tmp_path / folder, {"run": {"ttft": [0.1, 0.2, 0.4]}})
@@ -193,7 +193,7 @@ def test_the_same_run_draws_the_same_bytes(tmp_path: Path) -> None:
 
 def test_units_that_come_and_go_have_a_load_while_they_are_there(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra analysis is not installed")
-    from bench import plots
+    from results import plots
 
     one, two = UnitId("a", 0), UnitId("b", 0)
     samples = [Sample(0.0, {}, 0), Sample(1.0, {one: 5}, 1), Sample(2.0, {one: 5, two: 9}, 2)]

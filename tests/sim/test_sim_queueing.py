@@ -8,12 +8,12 @@ import statistics
 
 import pytest
 
-from bench.studies.runs import run
 from headway.cluster import Role
 from headway.core.settings import Policy
 from headway.cost.pass_time import PassTime
 from headway.sim.cluster import SimRequest
 from headway.sim.records import Record
+from studies.runs import run
 from tests.fakes.sim_clusters import cluster_of, instance
 
 FCFS = Policy("batching", "fcfs", {})

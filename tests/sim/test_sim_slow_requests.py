@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.recording import write_run
 from cli import main
 from headway.cluster import Role
 from headway.core.scheduler.settings import SchedulerSettings
@@ -16,6 +15,7 @@ from headway.life.record import LifeRecord
 from headway.sim.cluster import SimRequest
 from headway.sim.experiment import Run, simulate
 from headway.sim.network import NetworkParams
+from results.recording import write_run
 from tests.fakes.films import SCENARIO
 from tests.fakes.lives import conserves
 from tests.fakes.sim_clusters import cluster_of, instance

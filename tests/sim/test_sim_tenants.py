@@ -10,12 +10,12 @@ import pytest
 
 from bench.floods.offered import FLOODER, Flood
 from bench.floods.simulated import FloodedCluster, rows_of
-from bench.studies.runs import run
 from headway.cluster import Role
 from headway.errors import HeadwayError
 from headway.service_class import ServiceClass, Standing
 from headway.sim.cluster import SimRequest
 from headway.sim.records import Record
+from studies.runs import run
 from tests.fakes.sim_clusters import cluster_of, instance
 
 SECONDS, PROMPT, OUTPUT = 4.0, 250, 4

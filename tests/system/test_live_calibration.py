@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.calibrate.calibration import Calibration
-from bench.calibrate.cases import chosen
-from bench.calibrate.figures import TARGETS
-from bench.calibrate.live import LiveModel
-from bench.calibrate.loads import Part
-from bench.calibrate.matrix import Matrix, learn
+from planning.calibrate.calibration import Calibration
+from planning.calibrate.cases import chosen
+from planning.calibrate.figures import TARGETS
+from planning.calibrate.live import LiveModel
+from planning.calibrate.loads import Part
+from planning.calibrate.matrix import Matrix, learn
 from tests.fakes.local_cluster import MODEL
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]

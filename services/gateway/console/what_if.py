@@ -20,7 +20,7 @@ from headway.policies.registry import REGISTRY
 from headway.presets import parse_choice
 from services.runtime.rooms import child_environment, module_command
 
-_MODULE = "bench.what_if"
+_MODULE = "planning.what_if"
 _PATIENCE = 120.0
 _MOST_REQUESTS = 20_000
 _WORKERS = ("prefill", "decode", "unified", "convertible")

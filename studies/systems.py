@@ -1,0 +1,40 @@
+"""The systems that studies compare: plain orders, each paper alone, ours, and variants of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from headway.presets import PRESETS, Preset
+from studies.runs import with_policies
+
+PLAIN, OURS = "vllm-like", "headway"
+CHATS_FIRST, DEADLINE = "chats-first", "slo-deadline"
+ORDERS = (CHATS_FIRST, DEADLINE)
+"""Orders that take an afternoon, on the plain deployment."""
+SINGLES = ("sbs", "uniboost", "star", "pascal", "tokenscale")
+"""Each paper alone."""
+RIVALS = (PLAIN, *ORDERS, *SINGLES)
+STAGES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "without 2 (prefill)": {"dispatch": "immediate", "packing": "round-robin"},
+        "without 3 (decode placement)": {"placement": "least-kv"},
+        "without 4 (order)": {"batching": "fcfs"},
+        "without 5 (moves)": {"rescheduling": "none"},
+    }
+)
+"""Ours without one of its stages."""
+
+
+def preset_of(system: str) -> Preset:
+    """Return the policies of a system."""
+    if system in ORDERS:
+        return with_policies(PLAIN, params={"dispatch": {"rule": "least-kv"}}, batching=system)
+    if system not in STAGES:
+        return PRESETS[system]
+    ours, plain = PRESETS[OURS], PRESETS[PLAIN]
+    changed = replace(ours, **STAGES[system])  # type: ignore[arg-type]  # names of policies
+    kept = {q: p for q, p in ours.params.items() if q not in STAGES[system]}
+    given = {q: p for q, p in plain.params.items() if q in STAGES[system]}
+    return replace(changed, params=MappingProxyType({**kept, **given}))

@@ -1,0 +1,284 @@
+"""When a split pays: unified instances, each split and convertibles, on the same four GPUs.
+
+Cells are prompt length × output length × inter-token limit × load. Requests are chats with
+Llama-8B on A100s; lengths are even from half to one and a half times the cell's. The load is a
+share of what unified instances carry without a limit, by the rule of ``headway.cost.topology``.
+
+A request keeps a cell's limits if its first token comes in time for its prompt (TokenScale's
+limits), its second one inter-token limit later at most, and then no two tokens are further apart
+than that: its greatest gap counts, save for the one in which its KV is handed over. Under a limit
+unified instances have the chunk that fits it beside their batch, and requests of ours have a class
+that promises it.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from headway.cost.profile import load_profile
+from headway.cost.schema import Profile
+from headway.cost.topology import Demand, Needs, chunk_within
+from headway.presets import PRESETS
+from headway.service_class import ServiceClass, Standing
+from headway.sim.cluster import ClusterSpec, SimRequest
+from headway.sim.experiment import UNLIMITED, Conditions
+from headway.sim.network import NetworkParams
+from headway.sim.records import Record
+from studies.claims import Bar, Claim
+from studies.compared import judged
+from studies.layouts import instances
+from studies.runs import Job, Results, Row, run, spec_of
+from studies.warm import NUM_RESIDENCES, Residence
+
+PAPER = "topology"
+PROFILE = "llama-8b-a100"
+NUM_GPUS = 4
+PROMPTS, OUTPUTS = (512, 2048, 8192), (32, 128)
+LIMITS = (inf, 0.1, 0.05, 0.025)
+LOADS = (0.5, 0.8)
+PLAIN, OURS = "vllm-like", "headway"
+UNIFIED = f"{NUM_GPUS}U"
+SPLITS = tuple(f"{n}P+{NUM_GPUS - n}D" for n in range(1, NUM_GPUS))
+CONVERTIBLE = "1P+2D+1C"
+TOPOLOGIES = (UNIFIED, *SPLITS, CONVERTIBLE)
+TTFT_LIMITS = ((256, 0.25), (1024, 0.4), (1 << 30, 2.0))
+PLANNED = 0.85
+"""Share of every instance's time that is planned with, as ``tokenscale`` has it."""
+NOISE = 0.01
+"""Share of the requests by which a topology may be below another and as good."""
+_LEAST_REQUESTS = 300
+_SPREAD = (0.5, 1.5)
+
+
+class OnTopology(NamedTuple):
+    """An order on a topology, and the limit that it is set up for."""
+
+    order: str
+    topology: str
+    limit: float
+
+    @property
+    def name(self) -> str:
+        """The name in the study's jobs."""
+        return f"{self.order}, {self.topology}, {shown(self.limit)}"
+
+
+def shown(limit: float) -> str:
+    """Return ``none``, or milliseconds."""
+    return "none" if limit == inf else f"{1000 * limit:g} ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Chats of these mean lengths at a share of what unified instances carry without a limit."""
+
+    prompt: int
+    output: int
+    load: float
+
+    @property
+    def name(self) -> str:
+        """The scenario's name."""
+        return f"{self.prompt} + {self.output} tokens"
+
+    @property
+    def demand(self) -> Demand:
+        """The demand of all requests together."""
+        alike = Demand.of(1.0, self.prompt, self.output)
+        return replace(alike, requests_per_s=self.load * NUM_GPUS / Needs.of(alike, _gpu()).unified)
+
+    def needs(self, limit: float) -> Needs:
+        """Return the instances that it needs under a limit."""
+        return Needs.of(self.demand, _gpu(), limit).over(PLANNED)
+
+    def chosen(self, limit: float) -> str:
+        """Return the topology that the rule chooses: unified unless it is full and a split less."""
+        needs = self.needs(limit)
+        split = needs.best_split(NUM_GPUS)
+        filled = needs.fill(NUM_GPUS)
+        if filled <= 1 or filled <= needs.split_fill(*split):
+            return UNIFIED
+        return "{}P+{}D".format(*split)
+
+    def chunk(self, limit: float, longest_prompt: float | None = None) -> int:
+        """Return the tokens of a unified instance's pass, prompts and batch, that keep a limit."""
+        if limit == inf:
+            return _gpu().chunk_tokens
+        longest = _SPREAD[1] * self.prompt if longest_prompt is None else longest_prompt
+        one = replace(self.demand, requests_per_s=self.demand.requests_per_s / NUM_GPUS)
+        batch = one.requests_per_s * one.output_tokens * limit
+        return max(_gpu().block_size, int(chunk_within(one, _gpu(), limit, longest) + batch))
+
+    def requests(self, seed: int, limit: float = inf) -> Iterator[SimRequest]:
+        """Yield Poisson arrivals, the same under every limit, for long enough under each."""
+        rng = random.Random(seed)
+        promise = None if limit == inf else ServiceClass("chats", tpot=limit)
+        standing, now, number = Standing(service=promise), 0.0, 0
+        lasts = self._lasts
+        while now < lasts or number < _LEAST_REQUESTS:
+            now += rng.expovariate(self.demand.requests_per_s)
+            prompt, output = (_even(rng, mean) for mean in (self.prompt, self.output))
+            yield SimRequest(f"chat-{number}", now, prompt, output, standing=standing)
+            number += 1
+
+    @property
+    def num_requests(self) -> float:
+        """Requests of a run, in the mean."""
+        return max(_LEAST_REQUESTS, self._lasts * self.demand.requests_per_s)
+
+    @property
+    def _lasts(self) -> float:
+        """The seconds for which arrivals must last on the slowest of the topologies."""
+        prompt, output = (round(mean * _SPREAD[1]) for mean in (self.prompt, self.output))
+        longest = SimRequest("longest", 0.0, prompt, output)
+        mean = SimRequest("mean", 0.0, self.prompt, self.output)
+        specs = [_spec(PLAIN, UNIFIED, self.chunk(limit, 0.0)) for limit in LIMITS]
+        specs.append(_spec(PLAIN, SPLITS[0], _gpu().chunk_tokens))
+        return 1.05 * NUM_RESIDENCES * max(Residence.on(s, [mean]).of(longest) for s in specs)
+
+
+@cache
+def _gpu() -> Profile:
+    return load_profile(PROFILE)
+
+
+def _even(rng: random.Random, mean: int) -> int:
+    return max(1, round(mean * rng.uniform(*_SPREAD)))
+
+
+def _spec(order: str, topology: str, chunk_tokens: int) -> ClusterSpec:
+    """Return a cluster: ``4U`` with this chunk, or ``2P+2D``."""
+    others = replace(_gpu(), chunk_tokens=chunk_tokens) if topology == UNIFIED else _gpu()
+    network = NetworkParams(_gpu().link_bytes_per_s)
+    preset = PRESETS[order]
+    if topology == CONVERTIBLE and order == PLAIN:
+        preset = preset.but({"dispatch": "tokenscale"})  # the plain one knows no convertibles
+    return spec_of(
+        preset, Conditions(instances(topology, _gpu(), others), network, limits=UNLIMITED)
+    )
+
+
+# --- runs -----------------------------------------------------------------------------
+
+
+_MOST_REQUESTS = 2500
+TRAFFIC = tuple(
+    traffic
+    for each in product(PROMPTS, OUTPUTS, LOADS)
+    if (traffic := Traffic(*each)).num_requests <= _MOST_REQUESTS
+)
+"""Traffic whose run of ten residences is not too long to be made so often."""
+
+
+def systems(traffic: Traffic) -> Iterator[OnTopology]:
+    """Yield what is run: ours on unified instances and on the best split.
+
+    Under a limit the plain order does the same on prefillers and decoders as without one.
+    """
+    for topology in TOPOLOGIES:
+        for limit in LIMITS if topology == UNIFIED else (inf,):
+            yield OnTopology(PLAIN, topology, limit)
+    for limit in LIMITS:
+        split = "{}P+{}D".format(*traffic.needs(limit).best_split(NUM_GPUS))
+        for topology in dict.fromkeys((UNIFIED, split, traffic.chosen(limit))):
+            yield OnTopology(OURS, topology, limit)
+
+
+def _jobs(seeds: Sequence[int]) -> Iterator[Job]:
+    for traffic in TRAFFIC:
+        for system in systems(traffic):
+            yield from (Job(traffic.name, system.name, traffic.load, seed) for seed in seeds)
+
+
+def measure(job: Job) -> Row:
+    """Run once; the job's rate is the load."""
+    traffic = next(t for t in TRAFFIC if (t.name, t.load) == (job.scenario, job.rate))
+    order, topology, limit = next(s for s in systems(traffic) if s.name == job.system)
+    spec = _spec(order, topology, traffic.chunk(limit))
+    records = run(spec, traffic.requests(job.seed, limit if order == OURS else inf)).records
+    judged_by = LIMITS if order == PLAIN and topology != UNIFIED else (limit,)
+    return {
+        shown(each): statistics.fmean(keeps(record, each) for record in records)
+        for each in judged_by
+    }
+
+
+def keeps(record: Record, limit: float) -> bool:
+    """Return whether a request keeps the limits of a cell with this inter-token limit."""
+    allowed = next(seconds for edge, seconds in TTFT_LIMITS if record.num_prompt_tokens <= edge)
+    if not record.finished or record.ttft is None or record.ttft > allowed:
+        return False
+    instants = record.instants()
+    if limit == inf or len(instants) < 2:
+        return True
+    if instants[1] - record.arrival_at > allowed + limit:
+        return False
+    most = limit * (1 + 1e-9)
+    return not len(instants) > 2 or bool(np.max(np.diff(instants[1:])) <= most)
+
+
+# --- the map --------------------------------------------------------------------------
+
+
+def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
+    """Return, cell by cell, what the rule's choice and ours on it have of the best plain one's."""
+    found = Results.of(measure, list(_jobs(seeds)), num_processes)
+    return [
+        claim
+        for traffic, limit in product(TRAFFIC, LIMITS)
+        for claim in claims_of(found, traffic, limit)
+    ]
+
+
+def claims_of(found: Results, traffic: Traffic, limit: float) -> Sequence[Claim]:
+    """Return a cell's claims: of the rule's choice under the plain order, and of ours on it."""
+    return _of_rule(found, traffic, limit), _of_ours(found, traffic, limit)
+
+
+def _plain(topology: str, limit: float) -> str:
+    """Return the name of the plain order on a topology in a cell."""
+    return OnTopology(PLAIN, topology, limit if topology == UNIFIED else inf).name
+
+
+def _of_rule(found: Results, traffic: Traffic, limit: float) -> Claim:
+    after = _plain(traffic.chosen(limit), limit)
+    each = ", ".join(
+        f"{topology} {_share(found, traffic, _plain(topology, limit), limit):.1%}"
+        for topology in TOPOLOGIES
+    )
+    needs = traffic.needs(limit)
+    said = f"unified {needs.unified:.2f}, split {needs.prefill:.2f} + {needs.decode:.2f}"
+    claim = _claim(found, traffic, limit, "the rule's topology, plain", after)
+    return replace(claim, note=f"{claim.note}; {traffic.chosen(limit)}: {said}; {each}")
+
+
+def _of_ours(found: Results, traffic: Traffic, limit: float) -> Claim:
+    ours = OnTopology(OURS, traffic.chosen(limit), limit).name
+    return _claim(found, traffic, limit, f"{OURS} on the rule's topology", ours)
+
+
+def _claim(found: Results, traffic: Traffic, limit: float, what: str, after: str) -> Claim:
+    plain = [_plain(topology, limit) for topology in TOPOLOGIES]
+    best = found.best(traffic.name, plain, traffic.load, shown(limit), most=True)
+    return judged(
+        PAPER,
+        f"{what}: share that keeps its limits",
+        f"{traffic.name}, {traffic.load:.0%} load, between tokens {shown(limit)}",
+        "at least the best plain topology's",
+        Bar(-NOISE, at_least=True, by_points=True),
+        *found.pair(traffic.name, (best, after), traffic.load, shown(limit)),
+        best,
+    )
+
+
+def _share(found: Results, traffic: Traffic, system: str, limit: float) -> float:
+    return found.sample(traffic.name, system, traffic.load, shown(limit)).mean
