@@ -1,0 +1,1 @@
+"""How a run leaves: tables, files, plots."""
