@@ -1,0 +1,1 @@
+"""What fits costs to measurements, and plans with them."""
