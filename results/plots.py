@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from results.output import require_extra
 from headway.sim.device import PassTaken
 from headway.sim.sampling import Sample
+from results.output import require_extra
 
 _METRICS = (("ttft", "TTFT"), ("ttfat", "TTFAT"), ("tpot", "TPOT"), ("ttlt", "TTLT"))
 _FIGURES = MappingProxyType(

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from results.output import require_extra
 from headway.life.form import packed
 from headway.sim.experiment import Run
 from headway.sim.records import Record
+from results.output import require_extra
 from services.scheduler.explanations import write_decisions
 
 REQUESTS, DECISIONS, LIVES = "requests.jsonl", "decisions.jsonl", "lives.jsonl"

@@ -12,7 +12,10 @@ import pytest
 from grpc.aio import init_grpc_aio
 from hypothesis import HealthCheck, settings
 
+import headway_launch
 from services.local.store import LocalStore
+
+headway_launch.enter_rooms()  # for the processes that tests start
 
 # Without a GPU kernels are interpreted. Triton reads this once, when torch imports it.
 if not Path("/dev/nvidiactl").exists():

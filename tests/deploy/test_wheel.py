@@ -1,14 +1,13 @@
-"""The wheel works in an environment of its own, in a folder where nothing of the sources is."""
+"""The wheels work in an environment of their own, in a folder where nothing of the sources is."""
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
-import sys
 import sysconfig
 import time
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -16,9 +15,9 @@ import httpx
 import pytest
 
 from services.local.store import free_port
+from tests.fakes.wheels import ROOT, VLLM, Installed, build_wheel, install
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 180.0
 STUBS = """
 from headway.stubs import gateway_pb2, gateway_pb2_grpc
@@ -26,60 +25,69 @@ assert gateway_pb2.GenerateRequest(model="m").model == "m" and gateway_pb2_grpc.
 import sys
 assert not any("headway_rooms" in folder for folder in sys.path)
 """
-
-
-class Installed:
-    """An environment with the wheel in it, and an empty folder to work in."""
-
-    def __init__(self, environment: Path, folder: Path) -> None:
-        self.bin = environment / "bin"
-        self.folder = folder
-        self.environ = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-
-    def run(self, program: str, *arguments: str) -> str:
-        """Return what the program prints; it has to succeed."""
-        done = subprocess.run(
-            [str(self.bin / program), *arguments],
-            cwd=self.folder,
-            env=self.environ,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{program} {arguments}: {done.stdout}{done.stderr}"
-        return done.stdout
+NAMES = """
+from importlib.util import find_spec
+ours = ("headway", "headway_launch", "headway_vllm")
+rooms = ("services", "results", "bench", "studies", "planning", "proof", "cli", "protos", "models")
+print(*(name for name in (*ours, *rooms, "tests", "engines") if find_spec(name)))
+"""
+ORDERED = """
+import os
+os.environ["HEADWAY_VLLM"] = '{"batching": "uniboost"}'
+from headway_vllm.hints import Hints
+from headway_vllm.settings import read_settings
+order = read_settings().order()
+for name, length in (("long", 5000), ("short", 5)):
+    order.came(name, [1] * length, 10, Hints(), 100.0, now=101.0)
+print(*sorted(("long", "short"), key=order.place_of))
+"""
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
-    subprocess.run([*pip, "-w", str(folder), str(ROOT)], check=True, capture_output=True)
-    (found,) = folder.glob("*.whl")
-    return found
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Headway's, and that of its package for vLLM."""
+    headway, vllm = (build_wheel(p, tmp_path_factory.mktemp("wheel")) for p in (ROOT, VLLM))
+    return headway, vllm
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """Dependencies come from this environment's folder; its ``.pth`` files are not read there."""
-    environment = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
-    paths = {"base": str(environment), "platbase": str(environment)}
-    packages = Path(sysconfig.get_path("purelib", "venv", paths))
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--ignore-installed")
-    python = str(environment / "bin" / "python")
-    subprocess.run([*pip[:3], "--python", python, *pip[3:], str(wheel)], check=True)
-    return Installed(environment, tmp_path_factory.mktemp("empty"))
+def installed(wheels: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return install(tmp_path_factory.mktemp("installed"), *map(str, wheels))
 
 
-def test_the_wheel_puts_only_names_of_ours_into_site_packages(wheel: Path) -> None:
-    names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert {name for name in names if not name.endswith(".dist-info")} == {
-        "headway",
-        "headway_launch.py",
-        "headway_rooms",
-    }
+def shown(code: Path) -> set[str]:
+    names = {name.split("/")[0] for name in zipfile.ZipFile(code).namelist()}
+    return {name for name in names if not name.endswith(".dist-info")}
+
+
+def test_the_wheels_put_only_names_of_ours_into_site_packages(wheels: tuple[Path, Path]) -> None:
+    assert [shown(wheel) for wheel in wheels] == [
+        {"headway", "headway_launch.py", "headway_rooms"},
+        {"headway_vllm"},
+    ]
+
+
+def test_every_room_of_the_checkout_is_in_the_wheel_file_by_file(
+    wheels: tuple[Path, Path],
+) -> None:
+    there = {name.removeprefix("headway_rooms/") for name in zipfile.ZipFile(wheels[0]).namelist()}
+    rooms = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    for room in rooms["root_packages"]:
+        files = {str(path.relative_to(ROOT)) for path in (ROOT / room).rglob("*.py")}
+        assert files
+        assert files <= there
+
+
+def test_an_editable_install_shows_the_names_that_the_wheel_does(tmp_path: Path) -> None:
+    editable = install(tmp_path, "-e", str(ROOT), "-e", str(VLLM))
+    assert editable.run("headway", "--version") == "headway 0.1.0\n"
+    assert editable.run("python", "-c", NAMES) == "headway headway_launch headway_vllm\n"
+
+
+def test_the_plug_in_orders_requests_by_a_policy(installed: Installed) -> None:
+    """Without vLLM: with it, ``tests/with_vllm/test_vllm_wheel.py``."""
+    assert installed.run("python", "-c", NAMES) == "headway headway_launch headway_vllm\n"
+    assert installed.run("python", "-c", ORDERED) == "short long\n"
 
 
 def test_nothing_of_the_checkout_is_on_its_path(installed: Installed) -> None:

@@ -16,10 +16,11 @@ from headway.forward_pass import PENDING, ForwardPass, PassItem, PassResult
 from headway.request import SamplingParams, StreamKey
 from headway_vllm.begun import BegunPass
 from headway_vllm.draws import begin_rows, refusal
+from headway_vllm.engine_parts import EngineParts
 from headway_vllm.kv import VllmKvStore
 from headway_vllm.plans import PassTranslator
 from headway_vllm.shared_kv import KvOfRank, SharedKv
-from headway_vllm.shim import EngineParts, eos_token_ids, settle_threads
+from headway_vllm.shim import eos_token_ids, settle_threads
 from services.worker.engine.backend import with_drawn
 from services.worker.engine.grammar import NO_MASKS, Grammars
 from services.worker.engine.kv.pool import KvShape, KvWriter

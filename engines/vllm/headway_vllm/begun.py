@@ -11,7 +11,7 @@ import torch
 from headway.forward_pass import HiddenStates, PassItem, Sampled
 from headway.request import StreamKey
 from headway_vllm.draws import RowDraws
-from headway_vllm.shim import EngineParts
+from headway_vllm.engine_parts import EngineParts
 from services.worker.engine.backend import none_drawn
 from services.worker.engine.grammar import NO_MASKS, Masks
 from services.worker.engine.sampler import sent

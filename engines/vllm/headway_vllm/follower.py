@@ -20,10 +20,11 @@ from typing import Any
 import torch
 
 from headway.forward_pass import ForwardPass
+from headway_vllm.engine_parts import attention_of
 from headway_vllm.ranks import clear_away
 from headway_vllm.runners import runner_of
 from headway_vllm.shared_kv import KvOfRank
-from headway_vllm.shim import attention_of, prepare_environment
+from headway_vllm.shim import prepare_environment
 
 
 class Follower:

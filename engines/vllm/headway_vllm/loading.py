@@ -16,13 +16,12 @@ from headway.errors import Code, HeadwayError, invalid
 from headway_vllm.ahead import AheadBackend
 from headway_vllm.backend import VllmBackend
 from headway_vllm.device import device_options, require_device, require_platform, require_queue
+from headway_vllm.engine_parts import EngineParts, PlanningParts
 from headway_vllm.native import NativeEngine, ShownOrder
 from headway_vllm.parallel import num_processes, parallel_options, require_shares, threads_of_each
 from headway_vllm.plans import NULL_BLOCKS
 from headway_vllm.settings import SETTING
 from headway_vllm.shim import (
-    EngineParts,
-    PlanningParts,
     engine_config,
     eos_token_ids,
     prepare_environment,

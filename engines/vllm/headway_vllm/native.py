@@ -31,8 +31,9 @@ from headway.forward_pass import PassItem
 from headway.request import FinishReason, Request, SamplingParams, StreamKey, TokenLogprobs
 from headway_vllm.drafts import draw_along
 from headway_vllm.draws import refusal
+from headway_vllm.engine_parts import PlanningParts
 from headway_vllm.order import PolicyOrder
-from headway_vllm.shim import PlanningParts, finish_reason, settle_threads
+from headway_vllm.shim import finish_reason, settle_threads
 from services.runtime.logs import get_logger
 from services.runtime.watchdog import end_process
 from services.worker.engine.grammar import NO_MASKS, Grammars
