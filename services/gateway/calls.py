@@ -147,4 +147,5 @@ class Calls:
                 self.ended(output)
                 continue
             self._outputs.add(output)
-            self._submit(Submit(request, is_read, call.session.max_turns))
+            turns = call.session.max_turns
+            self._submit(Submit(request, is_read, turns, may_be_cut=reply.says_cut))

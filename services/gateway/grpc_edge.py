@@ -118,6 +118,7 @@ class GrpcReply:
     keeps_tokens = True
     streams = True
     keeps_prompt = False
+    says_cut = False
 
     def __init__(
         self,

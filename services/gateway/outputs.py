@@ -24,6 +24,7 @@ class Reply(Protocol):
     ``outputs`` is filled before the first token comes. ``keeps_tokens``: whether the reply shows
     token ids or log probabilities. ``keeps_prompt``: whether it shows
     the prompt or its log probabilities. ``streams``: whether its client reads tokens as they come.
+    ``says_cut``: whether it can say that a deadline has ended an output.
     """
 
     outputs: list[Output]
@@ -33,6 +34,7 @@ class Reply(Protocol):
     keeps_tokens: bool
     streams: bool
     keeps_prompt: bool
+    says_cut: bool
 
     def explain(self, decision: str) -> None:
         """Take the reason for the place of an output, before it is shown."""
@@ -63,6 +65,7 @@ class Output:
         "arrival_at",
         "first_at",
         "index",
+        "is_cut",
         "model",
         "new_logprobs",
         "new_token_ids",
@@ -101,6 +104,8 @@ class Output:
             self.prompt_logprobs = ()
         self.model, self.arrival_at = request.model, request.arrival_at
         self.first_at = 0.0
+        self.is_cut = False
+        """True if its deadline has ended it."""
         self._keeps_tokens, self._streams = reply.keeps_tokens, reply.streams
         self.answered_at = array("d")
         self.repeats_prompt = repeats_prompt
@@ -135,6 +140,7 @@ class Output:
             if piece is not None and piece != NOTHING:
                 self._reply.show(self, piece, None)
             return None
+        self.is_cut = delivery.is_cut
         rest = text.finish()
         if piece is not None:
             rest = piece.then(rest)

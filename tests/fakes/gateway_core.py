@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from headway.cluster import Role
 from headway.core.gateway.core import GatewayCore
@@ -33,9 +34,17 @@ def submit(name: str, *, max_tokens: int = 10, num_prompt: int = 4, at: float = 
     return Submit(Request(name, "m", tuple(range(num_prompt)), sampling, at))
 
 
-def opened(core: GatewayCore, name: str = "r", *, now: float = 0.0, on: str = "w") -> Request:
+def opened(
+    core: GatewayCore,
+    name: str = "r",
+    *,
+    now: float = 0.0,
+    on: str = "w",
+    may_be_cut: bool = False,
+) -> Request:
     """Submit it; the scheduler places it on a worker, unless ``on`` is empty."""
-    request = requests_in(core.handle(submit(name, at=now), now=now))[0]
+    event = replace(submit(name, at=now), may_be_cut=may_be_cut)
+    request = requests_in(core.handle(event, now=now))[0]
     place(core, request, on)
     return request
 

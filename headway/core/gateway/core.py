@@ -154,7 +154,9 @@ class GatewayCore:
             elif state.retry_at is not None and state.retry_at <= now:
                 state.retry_at = None
                 self._submit(state, actions, now)
-            elif _is_over(state.unsent_since, self.settings.scheduler_patience, now):
+            elif not state.output and _is_over(
+                state.unsent_since, self.settings.scheduler_patience, now
+            ):
                 message = "no scheduler could be reached; try again soon"
                 error = HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)
                 self._fail(state, error, actions, now)
@@ -192,7 +194,7 @@ class GatewayCore:
             is_read=event.is_read,
             is_burst=is_burst,
         )
-        state = OpenRequest(request)
+        state = OpenRequest(request, may_be_cut=event.may_be_cut)
         state.life = self.lives.came(request, state.output, turn.number, now=now)
         self.sessions.began(state)
         self._requests.add(state)
@@ -215,11 +217,18 @@ class GatewayCore:
         return self.settings.request_timeout if deadline is None else deadline
 
     def _on_deadline(self, state: OpenRequest, actions: list[GatewayAction], now: float) -> None:
+        """End a request with what it has produced, where its client can be told so; or fail it."""
         message = (
             f"the request took over {self._time_for(state.request):g} s, the longest a request "
             f"may take; it had {len(state.output)} output tokens; ask for fewer"
         )
-        self._fail(state, HeadwayError(Code.DEADLINE_EXCEEDED, message), actions, now)
+        if not (state.output and state.may_be_cut):
+            self._fail(state, HeadwayError(Code.DEADLINE_EXCEEDED, message), actions, now)
+            return
+        end = Delivery(state.request_id, None, None, FinishReason.LENGTH, is_cut=True)
+        self.lives.ended(state.request_id, now, Code.DEADLINE_EXCEEDED.value, message)
+        self._deliver([*self.pacers.end(state.request_id), end], actions)
+        self._drop(state, actions, now)
 
     def _fail(
         self, state: OpenRequest, error: HeadwayError, actions: list[GatewayAction], now: float

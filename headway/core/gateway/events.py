@@ -23,6 +23,8 @@ class Submit:
     """True if its client reads the answer as it comes, so that it may be paced."""
     max_turns: int = 0
     """Its session is over with the turn of this number; 0: no bound."""
+    may_be_cut: bool = False
+    """True if its deadline ends it with what it has, rather than with an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class Delivery(NamedTuple):
     num_cached: int = 0  # prompt tokens found in a prefix cache; with the first token alone
     levels_spent: int = 0  # MemGuard's, which the next attempt begins with
     decision: str = ""  # why it was placed where it is; with the first token alone
+    is_cut: bool = False  # the end of a request that its deadline has ended
 
     def singles(self) -> Iterator[Delivery]:
         """Yield one token at a time; the last one keeps everything but ``before``."""

@@ -83,6 +83,8 @@ class OpenRequest:
     """Number of times that a worker failed to compute it."""
     levels_spent: int = 0
     """MemGuard's levels whose credit it had spent at its newest token."""
+    may_be_cut: bool = False
+    """True if its deadline ends it with what it has."""
     life: OpenLife | None = None
     """Its life so far; None where lives are not written down."""
 

@@ -87,6 +87,7 @@ class HttpReplyBase:
         self.keeps_tokens = self.style.logprobs or self.style.return_token_ids
         self.keeps_prompt = self.style.echo or self.style.prompt_logprobs
         self.streams = self.style.stream
+        self.says_cut = True
 
     def _usage(self) -> Usage:
         return Usage(
@@ -185,6 +186,7 @@ class StreamReply(HttpReplyBase):
         if self.style.prompt_alone or index not in self._opened:
             piece = self._echoed(output, piece) if index not in self._opened else NOTHING
         extra = self._extra(output) if self.keeps_tokens else '"logprobs":null'
+        extra += ',"stop_reason":"deadline"' if output.is_cut else ""
         so_far = self._usage() if self.style.continuous_usage else None
         event = self._chunks.text(index, piece, end, extra, so_far)
         if index not in self._opened:
@@ -256,6 +258,8 @@ class WholeReply(HttpReplyBase):
                 choice["prompt_logprobs"] = self._of_prompt(output)
         if self.style.return_token_ids:
             choice["token_ids"] = token_ids
+        if output.is_cut:
+            choice["stop_reason"] = "deadline"
         return choice
 
     def _of_prompt(self, output: Output) -> list[dict[str, Any] | None]:

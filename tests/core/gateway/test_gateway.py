@@ -8,6 +8,7 @@ from headway.cluster import Role
 from headway.core.gateway.events import (
     CancelTokens,
     Deliver,
+    Delivery,
     Release,
     SchedulerConnected,
     SchedulerDisconnected,
@@ -331,15 +332,41 @@ def test_a_request_waits_for_a_scheduler_but_not_for_ever() -> None:
     assert core.wake(now=50.0) == []
 
 
-def test_a_request_over_its_deadline_ends_and_is_stopped_everywhere() -> None:
+def test_a_request_over_its_deadline_ends_with_what_it_has_and_is_stopped_everywhere() -> None:
     core = gateway()
-    request = opened(core)
+    request = opened(core, may_be_cut=True)
     core.handle(tokens(request.stream_id, 0, [1]), now=0.0)
     assert core.wake(now=59.9) == []
     actions = core.wake(now=60.0)
     assert CancelStream(request.key) in actions
+    assert failures_in(actions) == []
+    (delivered,) = [action for action in actions if isinstance(action, Deliver)]
+    end = Delivery(request.request_id, None, None, FinishReason.LENGTH, is_cut=True)
+    assert delivered.deliveries == [end]
+    assert core.num_open == 0
+    assert core.num_waiting == 0
+
+
+def test_a_request_over_its_deadline_without_a_token_fails() -> None:
+    core = gateway()
+    request = opened(core)
+    actions = core.wake(now=60.0)
+    assert CancelStream(request.key) in actions
     assert failures_in(actions)[0].error.code is Code.DEADLINE_EXCEEDED
     assert core.num_open == 0
+
+
+def test_who_reads_already_waits_for_a_scheduler_until_its_deadline() -> None:
+    core = gateway()
+    request = opened(core, may_be_cut=True)
+    core.handle(tokens(request.stream_id, 0, [1]), now=0.0)
+    core.handle(SchedulerDisconnected(), now=1.0)
+    core.handle(WorkerDetached("w"), now=1.0)
+    assert failures_in(core.wake(now=2.0)) == []
+    assert failures_in(core.wake(now=50.0)) == []
+    assert core.num_open == 1
+    actions = core.wake(now=60.0)
+    assert [a.deliveries[-1].is_cut for a in actions if isinstance(a, Deliver)] == [True]
 
 
 def test_timers_of_ended_requests_do_not_pile_up() -> None:
