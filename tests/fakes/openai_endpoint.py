@@ -32,6 +32,8 @@ class OpenAIEndpoint:
         self.busy_status = 503
         self.instead = b""
         """Sent in place of every stream, if it is not empty."""
+        self.noise = b""
+        """Sent again and again while a stream does not go on, if it is not empty."""
         self.encoding = ""
         """The content encoding that its streams claim."""
         self.goes_on, self.lists_models, self.computes = Event(), Event(), Event()
@@ -74,7 +76,8 @@ class OpenAIEndpoint:
         most = self.breaks_after.pop(0) if self.breaks_after else 1 << 30
         context = list(body["prompt"])
         for number in range(1, body["max_tokens"] + 1):
-            self.goes_on.wait(60)
+            if not self._goes_on(handler):
+                return
             if number > most:
                 return
             context.append(next_token(context))
@@ -91,6 +94,16 @@ class OpenAIEndpoint:
                 return
             time.sleep(0.002)
         handler.wfile.write(b"data: [DONE]\n\n")
+
+    def _goes_on(self, handler: BaseHTTPRequestHandler) -> bool:
+        """Wait until streams go on; return whether this one is still read."""
+        while not self.goes_on.wait(0.05 if self.noise else 60) and self.noise:
+            try:
+                handler.wfile.write(self.noise)
+                handler.wfile.flush()
+            except OSError:
+                return False
+        return True
 
     def _choice(self, tokens: list[int], body: dict[str, Any]) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": 0, "text": "x" * len(tokens), "finish_reason": "length"}

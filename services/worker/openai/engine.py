@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from math import inf
 from typing import Any, NamedTuple
 
@@ -25,6 +25,10 @@ from services.worker.openai.endpoint import KnownEndpoint, examine, parse_args
 _GATHER = 0.001
 """Seconds: the tokens that arrive within them count as one forward pass's."""
 _PAUSE = 0.5  # seconds before an endpoint that did not answer is asked again
+_FACTOR = 10.0
+"""A token may take so many times what the endpoint has taken for others."""
+_NEW = 0.1
+"""Weight of a new gap between tokens in their mean."""
 _LONGEST_LINE, _LONGEST_ERROR = 1 << 20, 500  # bytes
 _BUSY = (408, 425, 429, 500, 502, 503, 504)
 _REFUSALS = (400, 413, 422)
@@ -47,12 +51,67 @@ class _Break(NamedTuple):
     """The endpoint's HTTP status; 0 if it did not answer."""
 
 
+class _Following:
+    """A stream that is read: its last token, or its beginning, and what ends it."""
+
+    __slots__ = ("at", "has_begun", "limit", "num_prompt_tokens")
+
+    def __init__(self, num_prompt_tokens: int, limit: asyncio.Timeout) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+        self.limit = limit
+        self.at = _now()
+        self.has_begun = False
+
+
+class _Pace:
+    """The times that an endpoint has taken from token to token, and to first tokens."""
+
+    def __init__(self, patience: float, start_patience: float) -> None:
+        self._patience = patience
+        self._start_patience = start_patience
+        self._gap = 0.0  # mean seconds between tokens of a stream
+        self._first = 0.0  # most seconds to a first token, by prompt token
+        self._moved_at = 0.0
+        """Instant at which a stream last began or ended: those in the endpoint's queue move up."""
+
+    def drew(self, stream: _Following, num_tokens: int) -> None:
+        """Note tokens of a stream."""
+        now = _now()
+        seconds = now - stream.at
+        if stream.has_begun:
+            gap = seconds / num_tokens
+            self._gap = gap if not self._gap else self._gap + _NEW * (gap - self._gap)
+        else:
+            self.moved()
+            self._first = max(self._first, seconds / max(1, stream.num_prompt_tokens))
+        stream.at, stream.has_begun = now, True
+
+    def moved(self) -> None:
+        """Note that a stream has begun or ended."""
+        self._moved_at = _now()
+
+    def overdue(self, stream: _Following) -> float:
+        """Return for how long a stream has been silent, seconds; 0 while that is no surprise.
+
+        A first token may take long where none was seen yet, as at the endpoint's start.
+        """
+        if stream.has_begun:
+            since, limit = stream.at, max(self._patience, _FACTOR * self._gap)
+        else:
+            since = max(stream.at, self._moved_at)
+            expected = self._first * stream.num_prompt_tokens
+            limit = max(self._patience, _FACTOR * expected) if expected else self._start_patience
+        seconds = _now() - since
+        return seconds if seconds > limit else 0.0
+
+
 class OpenAIEngine:
     """A ``headway.engine.PlanningEngine`` over HTTP.
 
-    A stream that breaks is resumed after its tokens. An endpoint that stays silent for its patience
-    ends this process (``gone``): other workers then take its requests over. One that answers a
-    request without tokens for as long ends that request alone.
+    A stream that breaks is resumed after its tokens. An endpoint that answers nothing for its
+    patience ends this process (``gone``): other workers then take its requests over. A stream
+    without a token for longer than the endpoint's pace explains ends its request alone, whatever
+    else it sends and whatever else the endpoint answers: its gateway tries again elsewhere.
     """
 
     def __init__(
@@ -78,7 +137,9 @@ class OpenAIEngine:
         self._tasks: dict[StreamKey, asyncio.Task[None]] = {}
         self._drawn: list[Drawn] = []
         self._last = self._heard = 0.0
-        self._watching: asyncio.Task[Any]
+        self._pace = _Pace(endpoint.args.patience, endpoint.args.start_patience)
+        self._streams: dict[StreamKey, _Following] = {}
+        self._watching: list[asyncio.Task[Any]]
         self._stepped: Callable[[EngineStepped], None]
         self._client: aiohttp.ClientSession
 
@@ -103,7 +164,10 @@ class OpenAIEngine:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=args.patience),
             trust_env=True,
         )
-        self._watching = essential(self._watch(), "endpoint watch", may_return=True)
+        self._watching = [
+            essential(self._watch(), "endpoint watch", may_return=True),
+            essential(self._watch_streams(), "stream watch"),
+        ]
 
     async def watch(self, least: float) -> None:
         """Return at once: its patience with the endpoint is an option of its own."""
@@ -126,7 +190,7 @@ class OpenAIEngine:
 
     async def close(self) -> None:
         """See ``PlanningEngine.close``."""
-        tasks = [self._watching, *self._tasks.values()]
+        tasks = [*self._watching, *self._tasks.values()]
         self._tasks.clear()
         for task in tasks:
             task.cancel()
@@ -171,7 +235,10 @@ class OpenAIEngine:
         """Read one stream to its end; return None, or why it broke before the request's end."""
         status = 0
         try:
-            async with self._request("POST", "/v1/completions", json=body) as reply:
+            async with (
+                self._followed(request, body),
+                self._request("POST", "/v1/completions", json=body) as reply,
+            ):
                 status = reply.status
                 if status in _BUSY:
                     return _Break(f"the endpoint answered {status}", status)
@@ -184,15 +251,28 @@ class OpenAIEngine:
                         continue
                     if self._take(request, json.loads(line[6:]), output):
                         return None
+        except TimeoutError:
+            message = "the endpoint's stream has fallen silent: it is tried again elsewhere"
+            raise HeadwayError(Code.UNAVAILABLE, message) from None
         except (aiohttp.ClientError, OSError) as error:
             return _Break(repr(error), status)
         return _Break("its stream ended before its request", status)
+
+    @asynccontextmanager
+    async def _followed(self, request: Request, body: Mapping[str, Any]) -> AsyncIterator[None]:
+        """Let ``_watch_streams`` end the stream with TimeoutError."""
+        async with asyncio.timeout(None) as limit:
+            self._streams[request.key] = _Following(len(body["prompt"]), limit)
+            try:
+                yield
+            finally:
+                del self._streams[request.key]
+                self._pace.moved()
 
     async def _lines(self, reply: aiohttp.ClientResponse) -> AsyncIterator[bytearray]:
         """Yield the lines of a reply; HeadwayError for one that does not end."""
         rest = bytearray()
         async for piece in reply.content.iter_any():
-            self._heard = _now()
             rest += piece
             if b"\n" in piece:
                 *lines, rest = rest.split(b"\n")
@@ -213,6 +293,9 @@ class OpenAIEngine:
             drawn = read_drawn(choice, request.key, most, self._endpoint.vocab_size)
             if drawn is not None:
                 output += drawn.token_ids
+                if drawn.token_ids:
+                    self._heard = _now()
+                    self._pace.drew(self._streams[request.key], len(drawn.token_ids))
                 self._say(drawn)
                 if drawn.finish_reason is not None:
                     return True
@@ -243,11 +326,11 @@ class OpenAIEngine:
         return self._client.request(method, url, allow_redirects=False, **options)
 
     async def _watch(self) -> None:
-        """Ask the endpoint whether it is there when all streams are silent; give it up if not."""
-        patience = self._endpoint.args.patience
+        """Ask the endpoint whether it is there when no stream has tokens; give it up if not."""
+        patience, answered_at = self._endpoint.args.patience, 0.0
         while True:
             await asyncio.sleep(patience / 4)
-            if not self._tasks or _now() - self._heard < patience:
+            if not self._tasks or _now() - max(self._heard, answered_at) < patience:
                 continue
             with suppress(aiohttp.ClientError, OSError):
                 async with (
@@ -255,11 +338,22 @@ class OpenAIEngine:
                     self._request("GET", "/v1/models") as reply,
                 ):
                     if reply.status < 500:
-                        self._heard = _now()
+                        answered_at = _now()
                         continue
             self._log.error("endpoint_does_not_answer", problem="it is silent")
             self._gone(self._endpoint.args.url)
             return
+
+    async def _watch_streams(self) -> None:
+        """End the streams that have had no token for too long."""
+        while True:
+            await asyncio.sleep(self._endpoint.args.patience / 4)
+            for key, stream in self._streams.items():
+                seconds = self._pace.overdue(stream)
+                if seconds:
+                    told = {"stream_id": key.stream_id, "seconds": round(seconds, 1)}
+                    self._log.warning("endpoint_stream_is_silent", **told)
+                    stream.limit.reschedule(_now())
 
     # --- passes -----------------------------------------------------------------------
 

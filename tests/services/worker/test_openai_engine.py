@@ -19,6 +19,7 @@ from headway.messages import CancelStream, Dispatch, EndForward, UnitBatch
 from headway.request import Constraints, FinishReason, Request, TokenLogprobs
 from services.worker.config import WorkerConfig
 from services.worker.engines import find_engine, known_engines, load_engine, refuse_unread
+from services.worker.openai import engine as engine_module
 from services.worker.openai.endpoint import EndpointArgs, KnownEndpoint, examine, parse_args
 from services.worker.openai.engine import OpenAIEngine
 from tests.fakes.openai_endpoint import OpenAIEndpoint, openai_endpoint
@@ -418,6 +419,48 @@ async def test_an_endpoint_that_falls_silent_is_given_up(endpoint: OpenAIEndpoin
         endpoint.goes_on.clear()
         await found.until(lambda: bool(found.gone))
     assert found.gone == [endpoint.url]
+
+
+@pytest.mark.parametrize("noise", [b"", b":\n\n", b"x", b'data: {"choices": []}\n\n'])
+async def test_a_stream_without_tokens_ends_whatever_else_it_sends(
+    endpoint: OpenAIEndpoint, noise: bytes
+) -> None:
+    endpoint.noise = noise
+    async with following(examined(endpoint, patience=1.0)) as found:
+        found.engine.add(make_request("", max_tokens=10_000), 0)
+        await found.until(lambda: bool(found.tokens))
+        endpoint.goes_on.clear()
+        failed = await found.end()
+        assert (failed.finish_reason, failed.code) == (FinishReason.ERROR, Code.UNAVAILABLE)
+        assert "silent" in failed.message
+    assert found.gone == []
+
+
+async def test_who_waits_for_a_place_is_not_silent_while_others_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(engine_module, "_now", lambda: now)
+    pace, limit = engine_module._Pace(1.0, 600.0), asyncio.timeout(None)
+    first, queued = (engine_module._Following(10, limit) for _ in range(2))
+    now = 500.0
+    assert pace.overdue(first) == 0.0, "how long a first token takes is not known"
+    now = 0.2
+    pace.drew(first, 1)
+    for _ in range(10):
+        now += 1.9
+        pace.moved()
+        assert pace.overdue(queued) == 0.0
+    now += 2.1
+    assert pace.overdue(queued) == pytest.approx(2.1)
+    slow = engine_module._Following(10, limit)
+    pace.drew(slow, 1)
+    now += 1.0
+    pace.drew(slow, 1)
+    now += 9.9
+    assert pace.overdue(slow) == 0.0, "ten times what its tokens have taken"
+    now += 0.2
+    assert pace.overdue(slow) > 10.0
 
 
 async def test_a_silent_stream_is_waited_for_while_its_endpoint_answers(
