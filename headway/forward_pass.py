@@ -40,6 +40,8 @@ class PassItem(NamedTuple):
     sampling: SamplingParams
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
+    tenant: str = ""
+    """Whom the time of its mask counts for."""
 
     @property
     def num_output_tokens(self) -> int:
@@ -131,6 +133,8 @@ class PassResult:
     ``hidden``: the requested states of its last step; None for none. ``swap_time``: seconds of its
     swaps, in parallel with the pass or not; 0 if not measured. After a leap of ``num_steps`` steps
     ``sampled`` lists requests that end or begin to answer; all other tokens are ``PLAIN``.
+    ``late``: requests left out, whose masks were not ready; each has computed all but its last
+    token. ``pass_time`` is without the wait for masks.
     """
 
     pass_id: int
@@ -139,3 +143,4 @@ class PassResult:
     hidden: HiddenStates | None = None
     swap_time: float = 0.0
     num_steps: int = 1
+    late: tuple[StreamKey, ...] = ()

@@ -14,6 +14,9 @@ from dataclasses import replace
 from functools import partial
 
 from headway.core.worker.events import PassFailed
+from headway.core.worker.flight import work_of
+from headway.cost.pass_time import Share
+from headway.cost.running_fit import RunningFit
 from headway.engine import Backend, PassFailure, QueueingBackend
 from headway.errors import Code
 from headway.forward_pass import ForwardPass, PassResult
@@ -23,45 +26,72 @@ from services.runtime.machine import one_thread
 from services.runtime.watchdog import end_process
 
 _FACTOR = 10.0
-"""A pass may take so many times the longest pass so far, in proportion to its tokens."""
+"""A pass may take so many times what passes like it have taken."""
 _FIRST_PASS = 300.0
 """Seconds that the first pass may take."""
 
 
 class PassWatch:
-    """The time that the pass under way in a thread may take, by those before it."""
+    """The time that the pass under way in a thread may take, by what it computes.
+
+    A pass-time model is fitted to the passes before it. Waits for masks are no part of either: who
+    asks for a slow grammar does not make a hang tolerable for longer.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._running: tuple[int, float] | None = None
+        self._running: tuple[Share, float] | None = None
+        self._fit = RunningFit()
         self._longest = 0.0
         self._most_tokens = 1
 
     @contextmanager
-    def running(self, num_tokens: int) -> Iterator[None]:
-        """Time a pass of so many tokens; called in its thread."""
-        began_at = self._now()
-        self._running = num_tokens, began_at
+    def running(self, work: Share) -> Iterator[None]:
+        """Watch over a pass; called in its thread."""
+        self._running = work, self._now()
         try:
             yield
         finally:
             self._running = None
-            self._longest = max(self._longest, self._now() - began_at)
-            self._most_tokens = max(self._most_tokens, num_tokens)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Wait for masks inside a pass: it computes nothing meanwhile, and cannot hang."""
+        running, began_at = self._running, self._now()
+        self._running = None
+        try:
+            yield
+        finally:
+            if running is not None:
+                self._running = running[0], running[1] + self._now() - began_at
+
+    def took(self, seconds: float) -> None:
+        """Learn from the pass under way, which has taken so long without its waits."""
+        if self._running is not None:
+            work = self._running[0]
+            self._fit.add([work], seconds)
+            self._longest = max(self._longest, seconds)
+            self._most_tokens = max(self._most_tokens, work.prefill_tokens + work.batch)
+
+    def elapsed(self) -> float:
+        """Return how long the pass under way has taken so far without its waits, seconds."""
+        return self._now() - self._running[1] if self._running is not None else 0.0
 
     def overdue(self, least: float) -> float:
         """Return for how long the pass under way has hung, seconds; 0 if it does not.
 
-        It hangs if it takes ``least`` seconds and ten times what the passes so far suggest.
+        It hangs if it takes ``least`` seconds and ten times what passes like it take. Before the
+        model is fitted that is the longest pass so far, in proportion to its tokens.
         """
         running = self._running
         if running is None:
             return 0.0
-        num_tokens, began_at = running
-        growth = max(1.0, num_tokens / self._most_tokens)
-        expected = _FACTOR * self._longest * growth if self._longest else _FIRST_PASS
+        work, began_at = running
+        growth = max(1.0, (work.prefill_tokens + work.batch) / self._most_tokens)
+        expected = self._fit.pass_time.seconds(*work) or self._longest * growth
+        limit = _FACTOR * expected if expected else _FIRST_PASS
         seconds = self._now() - began_at
-        return seconds if seconds > max(least, expected) else 0.0
+        return seconds if seconds > max(least, limit) else 0.0
 
     async def watch(self, least: float) -> None:
         """End the process when a pass hangs, also outside Python; ``least`` 0 for never."""
@@ -116,9 +146,10 @@ class EngineThread:
         return lambda: launched.result()()
 
     def _run(self, forward_pass: ForwardPass, compute: Callable[[], PassResult]) -> PassResult:
-        with self._passes.running(_num_tokens(forward_pass)):
+        with self._passes.running(work_of(forward_pass.items)):
             began_at = self._now()
             result = compute()
+            self._passes.took(result.pass_time)
             if not self._least_pass_time or not forward_pass.items:
                 return result
             time.sleep(max(0.0, began_at + self._least_pass_time - self._now()))
@@ -168,8 +199,3 @@ class EngineThread:
         """End the passes, and close the engine."""
         self.end_passes()
         self._backend.close()
-
-
-def _num_tokens(forward_pass: ForwardPass) -> int:
-    num_tokens = sum(len(item.token_ids) for item in forward_pass.items)
-    return max(1, num_tokens)

@@ -58,6 +58,8 @@ class PagedFake:
         self.memory: dict[tuple[int, int], int] = {}
         self.host: dict[int, list[int | None]] = {}  # by host block
         self.drawn: dict[StreamKey, int] = {}  # by the last pass
+        self.is_late: Callable[[PassItem], bool] = lambda item: False
+        self._late: set[StreamKey] = set()  # in the last pass
 
     def run(self, forward_pass: ForwardPass) -> PassResult:
         for swap in forward_pass.swapped_out:
@@ -68,14 +70,18 @@ class PagedFake:
             self.write_host(swap.host_blocks, self.read(swap.blocks))
         for swap in forward_pass.swapped_in:
             self.write(swap.blocks, self.read_host(swap.host_blocks))
+        before = self._late
+        self._late = {x.key for x in forward_pass.items if x.sample and self.is_late(x)}
         sampled = tuple(
             Sampled(item.key, token)
             for item in forward_pass.items
-            if (token := self._compute(item)) is not None
+            if not (item.key in before and PENDING in item.token_ids)
+            if (token := self._compute(item)) is not None and item.key not in self._late
         )
         self.drawn = {each.key: each.token_id for each in sampled}
         hidden = self._hidden([forward_pass.items[place] for place in forward_pass.hidden])
-        return PassResult(forward_pass.pass_id, 0.01, sampled, hidden)
+        late = tuple(sorted(self._late))
+        return PassResult(forward_pass.pass_id, 0.01, sampled, hidden, late=late)
 
     def _hidden(self, items: Sequence[PassItem]) -> HiddenStates | None:
         """A state says at which position it was computed."""

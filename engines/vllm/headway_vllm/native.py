@@ -277,8 +277,10 @@ class NativeEngine:
     def _compute(self) -> Sequence[Any] | None:
         self._order.begin()
         self._num_drafts = {}
-        with self._passes.running(1):
-            return self._parts.step()
+        with self._passes.running(Share(batch=len(self._held))):
+            outputs = self._parts.step()
+            self._passes.took(self._passes.elapsed())
+            return outputs
 
     def _take(self, name: str, output: Any) -> Drawn:
         held = self._held[name]
@@ -342,7 +344,8 @@ class NativeEngine:
         """
         items = [held.item(found) for held, found in each]
         future = self._grammars.begin(items)
-        masks = NO_MASKS if future is None else future.result()
+        with self._passes.waiting():
+            masks = NO_MASKS if future is None else future.result()
         drawn = draw(logits, items, self.info.eos_token_ids, masks=masks)
         for (held, found), (token, logprobs) in zip(each, drawn, strict=True):
             if token >= 0:

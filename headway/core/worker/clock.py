@@ -279,4 +279,5 @@ def pass_item(sequence: Sequence) -> PassItem:
         request.sampling,
         request.prompt_token_ids,
         output,
+        request.standing.tenant,
     )

@@ -40,7 +40,7 @@ from headway.core.worker.state import WorkerState
 from headway.core.worker.unit import HashesOf, PrefixCounts, WorkerUnit
 from headway.cost.costs import Constant
 from headway.cost.pass_time import Share as Work
-from headway.forward_pass import ForwardPass, PassResult, Sampled, plain
+from headway.forward_pass import ForwardPass, PassItem, PassResult, Sampled, plain
 from headway.messages import (
     Accepted,
     CancelHandoff,
@@ -330,24 +330,14 @@ class WorkerCore:
         actions += flight.end_swaps(state)
         drawn = {sampled.key: sampled for sampled in result.sampled}
         running: list[Sequence] = []
-        seconds = result.num_steps * result.pass_time
         for item, sequence in self._leaps.land(flight, result, now):
             if sequence.ended is not None:
                 state.finish(sequence, sequence.ended)
             elif item.start != sequence.kv.num_computed:
                 continue  # the pass before it has failed
-            else:
-                sequence.computed(len(item.token_ids))
-                sequence.served += seconds
-                if sequence.num_fills is not None:
-                    sequence.num_fills += 1
-                if item.sample:
-                    sampled = drawn.get(item.key) or plain(item.key, result.num_steps)
-                    if self._draw(sequence, sampled, result.pass_time, now):
-                        running.append(sequence)
-                        continue
-                elif sequence.kv.hashes:
-                    state.units[sequence.unit].cache(sequence)
+            elif self._computed(item, sequence, drawn, result, now):
+                running.append(sequence)
+                continue
             if sequence.departure is not None:
                 actions += departures.call_off(sequence)
         if result.hidden is not None:
@@ -360,6 +350,29 @@ class WorkerCore:
         actions += departures.leave_all(state, running)
         has_prompts = any(work.prefill_tokens for work in works)
         self._report_pass(result, flight, actions, now, has_prompts=has_prompts)
+
+    def _computed(
+        self,
+        item: PassItem,
+        sequence: Sequence,
+        drawn: abc.Mapping[StreamKey, Sampled],
+        result: PassResult,
+        now: float,
+    ) -> bool:
+        """Note what a pass has computed for a request; return whether it decodes on."""
+        if item.key in result.late:
+            sequence.computed(len(item.token_ids) - 1)
+            return bool(sequence.output)
+        sequence.computed(len(item.token_ids))
+        sequence.served += result.num_steps * result.pass_time
+        if sequence.num_fills is not None:
+            sequence.num_fills += 1
+        if item.sample:
+            sampled = drawn.get(item.key) or plain(item.key, result.num_steps)
+            return self._draw(sequence, sampled, result.pass_time, now)
+        if sequence.kv.hashes:
+            self._state.units[sequence.unit].cache(sequence)
+        return False
 
     def _measure(self, flight: Flight, works: abc.Sequence[Work], result: PassResult) -> None:
         """Measure what the pass cost, and tell the policy."""

@@ -179,14 +179,21 @@ def taken_for_granted(in_pass: list[Share]) -> Iterator[None]:
 
 def _shares_of(in_pass: Iterable[Share]) -> list[Work]:
     """Return what each DP unit with work has in the first step of a pass."""
-    units: dict[int, list[int]] = {}
+    units: dict[int, list[PassItem]] = {}
     for item, sequence in in_pass:
-        part = units.setdefault(sequence.unit, [0, 0, 0, 0])
+        units.setdefault(sequence.unit, []).append(item)
+    return [work_of(items) for items in units.values()]
+
+
+def work_of(items: Iterable[PassItem]) -> Work:
+    """Return what a pass computes for these items."""
+    tokens = context = batch = kv_tokens = 0
+    for item in items:
         count = len(item.token_ids)
         if count == 1 and item.sample:
-            part[2] += 1
-            part[3] += item.start + 1
+            batch += 1
+            kv_tokens += item.start + 1
         else:
-            part[0] += count
-            part[1] += count * item.start
-    return [Work(*part) for part in units.values()]
+            tokens += count
+            context += count * item.start
+    return Work(tokens, context, batch, kv_tokens)

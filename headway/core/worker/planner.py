@@ -394,4 +394,5 @@ class _UnitPlan:
             request.sampling,
             request.prompt_token_ids,
             output,
+            request.standing.tenant,
         )

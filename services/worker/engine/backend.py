@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from headway.errors import Code, HeadwayError
 from headway.forward_pass import PENDING, ForwardPass, HiddenStates, PassItem, PassResult, Sampled
 from headway.request import SamplingParams, StreamKey, TokenLogprobs
 from services.runtime.reasoning import tokenizer_file
-from services.worker.engine.grammar import NO_MASKS, Grammars, Masks
+from services.worker.engine.grammar import NO_MASKS, Grammars, Masks, PassMasks
 from services.worker.engine.kv.host import HostKv, KvSwapper
 from services.worker.engine.kv.memory import available_bytes
 from services.worker.engine.kv.pool import KvPool, KvStore, KvWriter
@@ -59,6 +58,7 @@ class TorchBackend:
         )
         self._device = pool.keys[0].device
         self._drawn: dict[StreamKey, int] = {}  # by the last pass
+        self._late: frozenset[StreamKey] = frozenset()  # left out of it
         self._leads = group_size() > 1 and not is_follower()
         self.info = EngineInfo(
             num_blocks=pool.num_blocks,
@@ -105,29 +105,37 @@ class TorchBackend:
     def _run(self, forward_pass: ForwardPass) -> PassResult:
         started_at = time.perf_counter()
         sampled: tuple[Sampled, ...] = ()
-        hidden = None
+        hidden, found, waited = None, NO_MASKS, 0.0
         drawn, self._drawn = self._drawn, {}
+        before, self._late = self._late, frozenset()
         self._scores.forget(forward_pass.ended)
+        self._grammars.forget(forward_pass.ended)
         with self._swapper.around(forward_pass) as swapping:
             if forward_pass.items:
                 with torch.inference_mode():
-                    items = with_drawn(forward_pass.items, drawn)
+                    items = with_drawn(forward_pass.items, drawn, before)
                     layout = self._layouts.build(items)
                     masks = self._grammars.begin(items)
                     states = self._model.decoder(layout.token_ids, layout.positions, layout.batch)
                     self._scores.gather(states, layout, items)
-                    sampled = self._draw(states, layout, items, masks)
+                    if masks is not None:
+                        found, waited = _ready(masks, started_at)
+                        self._late = masks.late(found)
+                    sampled = self._draw(states, layout, items, found)
                     hidden = _take_hidden(states, layout, forward_pass)
         self._drawn = {each.key: each.token_id for each in sampled}
-        pass_time = time.perf_counter() - started_at
-        return PassResult(forward_pass.pass_id, pass_time, sampled, hidden, swapping.seconds)
+        pass_time = time.perf_counter() - started_at - waited
+        late = tuple(self._late)
+        return PassResult(
+            forward_pass.pass_id, pass_time, sampled, hidden, swapping.seconds, late=late
+        )
 
     def _draw(
         self,
         states: torch.Tensor,
         layout: PassLayout,
         items: Sequence[PassItem],
-        masks: Future[Masks] | None,
+        masks: Masks,
     ) -> tuple[Sampled, ...]:
         """Draw a token for each item that asks, from ``states`` (rows, hidden size)."""
         if not layout.sampling_items:
@@ -138,14 +146,14 @@ class TorchBackend:
         logits = self._model.lm_head(states if rows is None else states.index_select(0, rows))
         chosen = [items[n] for n in layout.sampling_items]
         how = draw_each if self._model.decoder.is_deterministic else draw
-        found = NO_MASKS if masks is None else masks.result()
-        drawn = how(logits, chosen, self.info.eos_token_ids, self._model.decoder.greatest, found)
+        drawn = how(logits, chosen, self.info.eos_token_ids, self._model.decoder.greatest, masks)
         by_item = sorted(zip(layout.sampling_items, drawn, strict=True), key=lambda pair: pair[0])
         return tuple(
             Sampled(items[n].key, token, self._with_prompt(items[n], logprobs))
             if token >= 0
-            else none_drawn(items[n].key, token, found)
+            else none_drawn(items[n].key, token, masks)
             for n, (token, logprobs) in by_item
+            if items[n].key not in self._late
         )
 
     def _with_prompt(self, item: PassItem, logprobs: TokenLogprobs | None) -> TokenLogprobs | None:
@@ -232,14 +240,35 @@ def none_drawn(key: StreamKey, token: int, masks: Masks) -> Sampled:
     return Sampled(key, 0, problem=problem_of(token, masks.get(key)))
 
 
-def with_drawn(items: Sequence[PassItem], drawn: Mapping[StreamKey, int]) -> Sequence[PassItem]:
+def _ready(masks: PassMasks, started_at: float) -> tuple[Masks, float]:
+    """Return the masks that are ready, and the seconds that were spent waiting for them.
+
+    A pass waits for masks as long as it has computed: who has none then is left out. The processes
+    of a group wait for all, as they have to draw alike.
+    """
+    computed_at = time.perf_counter()
+    found = masks.result(computed_at - started_at if group_size() == 1 else None)
+    return found, time.perf_counter() - computed_at
+
+
+def with_drawn(
+    items: Sequence[PassItem],
+    drawn: Mapping[StreamKey, int],
+    late: Collection[StreamKey] = (),
+) -> Sequence[PassItem]:
     """Replace pending tokens by what the pass before has ``drawn``.
 
-    An item whose token was not drawn stays as it is; the layout refuses it.
+    A request that was left out of it as ``late`` computes any token, and draws none. Another whose
+    token was not drawn stays as it is; the layout refuses it.
     """
     if not any(item.token_ids[0] == PENDING for item in items if item.token_ids):
         return items
-    return [_filled_in(item, drawn) for item in items]
+    return [
+        item._replace(token_ids=(0,), sample=False)
+        if item.key in late and item.token_ids[0] == PENDING
+        else _filled_in(item, drawn)
+        for item in items
+    ]
 
 
 def _filled_in(item: PassItem, drawn: Mapping[StreamKey, int]) -> PassItem:

@@ -9,7 +9,8 @@ import torch
 from headway.core.reasoning import Markers
 from headway.forward_pass import PassItem
 from headway.request import Constraints
-from services.worker.engine.grammar import Mask, Masks
+from services.worker.engine.grammar import Masks
+from services.worker.engine.masks import Mask
 
 _NEVER = float("-inf")
 

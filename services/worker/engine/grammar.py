@@ -1,158 +1,216 @@
-"""Masks of the tokens that a request's grammar admits next, computed beside the forward pass.
+"""Masks of the tokens that requests' grammars admit next, computed beside the forward passes.
 
-A state is a function of the request's tokens alone: what is not kept is computed again from them.
-A request that was preempted, moved or resumed therefore continues as it would have without.
+A process of its own computes them (``masks``). A state is a function of the request's tokens alone:
+what is not kept is computed again from them. A request that was preempted, moved or resumed
+therefore continues as it would have without.
 """
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from queue import SimpleQueue
+from threading import Condition, Thread
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
 
 from headway.forward_pass import PassItem
 from headway.request import Constraints, StreamKey
-from services.runtime.grammars import (
-    Bits,
-    admitted,
-    compile_grammar,
-    first_line,
-    load_tokenizer,
-)
+from services.worker.engine.masks import Made, Mask, Order, Setup, Wanted
 
 MAX_STATES = 512
 """States kept, but for those of the last pass; others are computed again from their tokens."""
 
-
-class Mask(NamedTuple):
-    """The tokens that may be drawn: 1 for each that may, (vocabulary,)."""
-
-    admitted: Bits
-    is_over: bool
-    """True if the answer is complete: nothing but an end may follow."""
-    instead: int | None = None
-    """The token that is drawn where the model would draw one that may not be; None: the next best.
-    An end inside the reasoning is the reasoning's: the answer has yet to take its form."""
-    problem: str = ""
-    """Why its grammar admits nothing: it has failed."""
-
+_MAIN = "from services.worker.engine.masks import main; main()"
+"""Not ``-m``: what it sends would be of a module that is called ``__main__``."""
 
 Masks = Mapping[StreamKey, Mask]
 NO_MASKS: Masks = {}
 
 
-class GrammarState:
-    """One request's way through its grammar, after the tokens that it has read."""
+@dataclass(slots=True)
+class _Sent:
+    """A request as the process of masks knows it, with its newest order."""
 
-    def __init__(self, constraints: Constraints, tokenizer: LLTokenizer) -> None:
-        self.constraints = constraints
-        self._matcher: LLMatcher = compile_grammar(tokenizer, constraints.grammar)
-        self._reasons = bool(constraints.reasoning_end) and not constraints.reasoning_start
-        self._tail: list[int] = []  # the last tokens of the reasoning, as many as its end has
-        self.num_read = 0
-        self.last = -1
+    constraints: Constraints
+    num_read: int
+    last: int
+    """The last token that it has read, -1 for none."""
+    number: int
+    mask: Mask | None = None
+    """The mask after them; None while it is computed."""
 
-    def read(self, tokens: Sequence[int]) -> None:
-        """Take further output tokens."""
-        for token in tokens:
-            if self._reasons:
-                self._reason(token)
-            elif self._may_begin() and token == self.constraints.reasoning_start[0]:
-                self._reasons = True
-                self._tail = [token]
-            else:
-                self._matcher.consume_token(token)
-            self.num_read += 1
-            self.last = token
 
-    def _may_begin(self) -> bool:
-        return self.num_read == 0 and bool(self.constraints.reasoning_start)
+class PassMasks:
+    """The masks of one pass."""
 
-    def _reason(self, token: int) -> None:
-        end = self.constraints.reasoning_end
-        self._tail = [*self._tail, token][-len(end) :]
-        self._reasons = tuple(self._tail) != end
+    def __init__(self, grammars: Grammars, keys: Sequence[StreamKey]) -> None:
+        self._grammars = grammars
+        self._keys = keys
 
-    def mask(self, vocab_size: int, stops: Sequence[int], ends: Sequence[int]) -> Mask:
-        """Return what may follow; ValueError where the grammar fails.
+    def result(self, timeout: float | None = None) -> Masks:
+        """Wait for them for so many seconds, None for ever; return those that are ready."""
+        return self._grammars.wait(self._keys, timeout)
 
-        Tokens of ``stops`` may end a complete answer, too. Neither they nor ``ends`` may end the
-        reasoning.
-        """
-        if self._reasons:
-            anything = np.ones(vocab_size, np.uint8)
-            anything[[token for token in (*stops, *ends) if token < vocab_size]] = 0
-            return Mask(anything, False, self.constraints.reasoning_end[0])
-        matcher = self._matcher
-        found = admitted(matcher, vocab_size)
-        if matcher.is_error():
-            raise ValueError(first_line(matcher.get_error()))
-        if matcher.is_accepting():
-            found[[token for token in stops if token < vocab_size]] = 1
-        if self._may_begin():
-            found[self.constraints.reasoning_start[0]] = 1
-        return Mask(found[:vocab_size], matcher.is_stopped())
+    def late(self, masks: Masks) -> frozenset[StreamKey]:
+        """Return the requests that have a grammar and no mask."""
+        return frozenset(key for key in self._keys if key not in masks)
 
 
 class Grammars:
-    """The grammars of an engine's requests, followed in a thread of their own."""
+    """The grammars of an engine's requests, followed by a process of their own."""
 
     def __init__(self, file: Path | None, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """Prepare; ``file`` is the model's ``tokenizer.json``, read when a grammar first comes."""
-        self._file = file
-        self._vocab_size = vocab_size
-        self._eos = tuple(eos_token_ids)
-        self._tokenizer: LLTokenizer | None = None
-        self._states: OrderedDict[StreamKey, GrammarState] = OrderedDict()
-        self._thread = ThreadPoolExecutor(1, "grammars")
+        self._setup = Setup(file, vocab_size, tuple(eos_token_ids))
+        self._sent: OrderedDict[StreamKey, _Sent] = OrderedDict()
+        self._changed = Condition()
+        self._process: _MaskProcess | None = None
+        self._number = 0
 
-    def begin(self, items: Sequence[PassItem]) -> Future[Masks] | None:
+    def begin(self, items: Sequence[PassItem]) -> PassMasks | None:
         """Begin to compute the masks of a pass; None if no item has a grammar."""
         bound = [item for item in items if item.sample and _grammar(item)]
-        return self._thread.submit(self._masks, bound) if bound else None
+        if not bound:
+            return None
+        with self._changed:
+            orders = [order for item in bound if (order := self._order(item)) is not None]
+            # Passes ask in one order: with a state less than requests, each would be evicted.
+            excess = max(0, len(self._sent) - max(MAX_STATES, len(bound)))
+            gone = [self._sent.popitem(last=False)[0] for _ in range(excess)]
+            self._send([*gone, *orders])
+        return PassMasks(self, [item.key for item in bound])
 
-    def _masks(self, items: Sequence[PassItem]) -> Masks:
-        masks: dict[StreamKey, Mask] = {}
-        for item in items:
-            try:
-                masks[item.key] = self._mask(item)
-            except ValueError as error:
-                nothing = np.zeros(self._vocab_size, np.uint8)
-                masks[item.key] = Mask(nothing, False, problem=f"a grammar fails: {error}")
-        # Passes ask in one order: with a state less than requests, each would be evicted in turn.
-        while len(self._states) > max(MAX_STATES, len(items)):
-            self._states.popitem(last=False)
-        return masks
+    def _order(self, item: PassItem) -> Order | None:
+        """Return the order for a request's mask; None if it is there, or under way."""
+        constraints, num_output = item.sampling.constraints, item.num_output_tokens
+        assert constraints is not None, "the item has a grammar"
+        sent = self._sent.get(item.key)
+        if sent is not None and not _continues(item, sent):
+            sent = None
+        if sent is not None:
+            self._sent.move_to_end(item.key)
+            if sent.num_read == num_output:
+                return None
+        tokens = tuple(item.output_token_ids[sent.num_read if sent else 0 : num_output])
+        self._number += 1
+        last = tokens[-1] if tokens else -1
+        self._sent.pop(item.key, None)
+        self._sent[item.key] = _Sent(constraints, num_output, last, self._number)
+        anew = constraints if sent is None else None
+        stops = item.sampling.stop_token_ids
+        return Wanted(item.key, self._number, item.tenant, anew, tokens, stops)
 
-    def _mask(self, item: PassItem) -> Mask:
-        state = self._state(item)
-        state.read(item.output_token_ids[state.num_read : item.num_output_tokens])
-        return state.mask(self._vocab_size, item.sampling.stop_token_ids, self._eos)
+    def forget(self, keys: Sequence[StreamKey]) -> None:
+        """Forget requests that have ended, and what is under way for them."""
+        if not self._sent:
+            return
+        with self._changed:
+            self._send([key for key in keys if self._sent.pop(key, None) is not None])
 
-    def _state(self, item: PassItem) -> GrammarState:
-        """Return the request's state, a new one where the tokens that it has read are others."""
-        state = self._states.pop(item.key, None)
-        if state is None or not _continues(item, state):
-            assert item.sampling.constraints is not None, "the item has a grammar"
-            state = GrammarState(item.sampling.constraints, self._load())
-        self._states[item.key] = state
-        return state
+    def wait(self, keys: Sequence[StreamKey], timeout: float | None) -> Masks:
+        """Return the masks of these requests that are ready after so many seconds."""
 
-    def _load(self) -> LLTokenizer:
-        if self._tokenizer is None:
-            if self._file is None:
-                raise ValueError("the model has no tokenizer.json")
-            self._tokenizer = load_tokenizer(self._file, self._vocab_size, self._eos)
-        return self._tokenizer
+        def ready() -> bool:
+            return all(key not in self._sent or self._sent[key].mask is not None for key in keys)
+
+        with self._changed:
+            self._changed.wait_for(ready, timeout)
+            found = ((key, self._sent[key].mask) for key in keys if key in self._sent)
+            return {key: mask for key, mask in found if mask is not None}
+
+    # --- the process ------------------------------------------------------------------
+
+    def _send(self, orders: Sequence[Order]) -> None:
+        if not orders:
+            return
+        if self._process is None:
+            self._process = _MaskProcess(self._setup, self._take, self._died)
+        self._process.send(orders)
+
+    def _take(self, made: Made) -> None:
+        bits = np.unpackbits(np.frombuffer(made.bits, np.uint8), count=self._setup.vocab_size)
+        with self._changed:
+            sent = self._sent.get(made.key)
+            if sent is not None and sent.number == made.number:
+                sent.mask = Mask(bits, *made.rest)
+                self._changed.notify_all()
+
+    def _died(self) -> None:
+        """Fail the requests whose masks it has not computed; the next order starts another."""
+        with self._changed:
+            self._process = None
+            nothing = np.zeros(self._setup.vocab_size, np.uint8)
+            problem = "its grammar fails: the process that follows grammars has ended"
+            for key, sent in list(self._sent.items()):
+                if sent.mask is None:
+                    sent.mask = Mask(nothing, False, problem=problem)
+                else:
+                    del self._sent[key]
+            self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown(wait=False)
+        """End the process."""
+        with self._changed:
+            if self._process is not None:
+                self._process.kill()
+
+
+class _MaskProcess:
+    """The process of ``masks``, with a thread for each direction: nobody waits to send."""
+
+    def __init__(
+        self, setup: Setup, take: Callable[[Made], None], died: Callable[[], None]
+    ) -> None:
+        own, its = socket.socketpair()
+        with its:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _MAIN, str(its.fileno())],
+                pass_fds=[its.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        self._connection = Connection(own.detach())
+        self._take, self._died = take, died
+        self._orders: SimpleQueue[Setup | Sequence[Order] | None] = SimpleQueue()
+        self._orders.put(setup)
+        self._sender = Thread(target=self._send_all, name="mask orders", daemon=True)
+        self._sender.start()
+        Thread(target=self._receive, name="masks", daemon=True).start()
+
+    def send(self, orders: Sequence[Order]) -> None:
+        """Send orders after those before."""
+        self._orders.put(orders)
+
+    def kill(self) -> None:
+        """End it; what waits for a mask is told that it has died."""
+        self._process.kill()
+
+    def _send_all(self) -> None:
+        with suppress(OSError):  # it has died; the other thread notices, too
+            while (orders := self._orders.get()) is not None:
+                self._connection.send(orders)
+
+    def _receive(self) -> None:
+        try:
+            with suppress(EOFError, OSError):
+                while True:
+                    self._take(self._connection.recv())
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._orders.put(None)
+            self._sender.join()
+            self._connection.close()
+            self._died()
 
 
 def _grammar(item: PassItem) -> str:
@@ -160,10 +218,10 @@ def _grammar(item: PassItem) -> str:
     return constraints.grammar if constraints is not None else ""
 
 
-def _continues(item: PassItem, state: GrammarState) -> bool:
-    num_read = state.num_read
-    if item.sampling.constraints != state.constraints:
+def _continues(item: PassItem, sent: _Sent) -> bool:
+    num_read = sent.num_read
+    if item.sampling.constraints != sent.constraints:
         return False
     if num_read == 0:
         return True
-    return num_read <= item.num_output_tokens and item.output_token_ids[num_read - 1] == state.last
+    return num_read <= item.num_output_tokens and item.output_token_ids[num_read - 1] == sent.last

@@ -18,7 +18,8 @@ from headway.errors import Code, HeadwayError
 from headway.forward_pass import PassItem
 from headway.request import SamplingParams, TokenLogprobs
 from services.worker.engine.constraints import constrain
-from services.worker.engine.grammar import NO_MASKS, Mask, Masks
+from services.worker.engine.grammar import NO_MASKS, Masks
+from services.worker.engine.masks import Mask
 from services.worker.engine.penalties import adjust
 
 GREEDY_TEMPERATURE = 1e-5  # below it a division would only overflow
@@ -131,7 +132,7 @@ def problem_of(token: int, mask: Mask | None) -> HeadwayError | None:
     if token >= 0:
         return None
     if mask is not None and mask.problem:
-        return HeadwayError(Code.INTERNAL, mask.problem)
+        return HeadwayError(Code.INVALID_ARGUMENT, mask.problem)
     if token == NOT_FINITE:
         return HeadwayError(Code.INTERNAL, "no token can be drawn: its logits are not finite")
     message = (

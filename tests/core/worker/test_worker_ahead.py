@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+
+import pytest
 
 from headway.cluster import Role, WorkerInfo
 from headway.core.worker.core import WorkerCore, WorkerSettings
@@ -18,10 +21,15 @@ PROMPT = (5, 6, 7)
 
 
 def harness(
-    *, blocks: int = 20, chunk: int = 64, role: Role = Role.UNIFIED, batching: str = "fcfs"
+    *,
+    blocks: int = 20,
+    chunk: int = 64,
+    role: Role = Role.UNIFIED,
+    batching: str = "fcfs",
+    runs_ahead: bool = True,
 ) -> WorkerHarness:
     info = WorkerInfo("w", "w:1", role, "m", 1, chunk, 4, blocks, 1000, 8)
-    settings = WorkerSettings(watermark=0.0, runs_ahead=True)
+    settings = WorkerSettings(watermark=0.0, runs_ahead=runs_ahead)
     core = WorkerCore(info, [EOS], registry.make("batching", batching), settings)
     return WorkerHarness(core, 4)
 
@@ -67,6 +75,35 @@ def test_the_next_pass_is_there_before_the_one_in_flight_has_ended() -> None:
     assert behind.num_output_tokens == 1
     worker.run_all()
     assert list(worker.tokens[0].values()) == expected_output(PROMPT, 6)
+    assert free_blocks(worker) == 20
+
+
+@pytest.mark.parametrize("runs_ahead", [True, False])
+@pytest.mark.parametrize("seed", range(5))
+def test_who_is_left_out_of_passes_gets_the_same_tokens_later(seed: int, runs_ahead: bool) -> None:
+    worker = harness(runs_ahead=runs_ahead, blocks=12, chunk=5)
+    draws = random.Random(seed)
+    worker.model.is_late = lambda item: item.key.stream_id < 2 and draws.random() < 0.6
+    requests = [asking(number, prompt=(5, 6, 7 + number) * (1 + number)) for number in range(4)]
+    dispatch(worker, *requests)
+    worker.run_all()
+    for number, request in enumerate(requests):
+        tokens = worker.tokens[number]
+        expected = expected_output(request.prompt_token_ids, 6)
+        assert [tokens[index] for index in range(6)] == expected
+    assert free_blocks(worker) == 12
+
+
+def test_a_pass_is_not_held_up_by_who_is_left_out_of_it() -> None:
+    worker = harness()
+    worker.model.is_late = lambda item: item.key.stream_id == 0
+    dispatch(worker, asking(0), asking(1))
+    for _ in range(20):
+        worker.run_pass()
+    assert list(worker.tokens[1].values()) == expected_output(PROMPT, 6)
+    assert 0 not in worker.tokens
+    worker.post(CancelStream(StreamKey("g", 0)))
+    worker.run_all()
     assert free_blocks(worker) == 20
 
 

@@ -15,12 +15,12 @@ from tokenizers import Tokenizer
 
 from headway.blocks import blocks_for
 from headway.errors import Code, HeadwayError
-from headway.forward_pass import PENDING, ForwardPass, PassItem
+from headway.forward_pass import PENDING, ForwardPass, PassItem, PassResult
 from headway.request import BadWord, Constraints, SamplingParams, StreamKey
 from services.gateway.grammars import GrammarChecker, of_choice, of_regex, of_rules, of_schema
-from services.runtime.grammars import compile_grammar
 from services.worker.engine import grammar as grammar_module
 from services.worker.engine.backend import TorchBackend
+from services.worker.engine.masks import MaskMaker, Order, Setup, Wanted
 from tests.fakes.engine_rig import load
 
 MINI = Path(__file__).parents[3] / "models" / "headway-mini"
@@ -91,6 +91,13 @@ def item(
     return PassItem(key, rest, computed, tuple(blocks), True, sampling, PROMPT, list(output))
 
 
+def run_whole(engine: TorchBackend, forward_pass: ForwardPass) -> PassResult:
+    """Run a pass until no mask is late; who has drawn draws the same again."""
+    while (result := engine.run(forward_pass)).late:
+        pass
+    return result
+
+
 def generate(
     engine: TorchBackend,
     sampling: SamplingParams,
@@ -107,7 +114,7 @@ def generate(
     while len(found) < sampling.max_tokens and (not found or found[-1] != EOS):
         if len(found) in preempted_at:
             computed = 0
-        run = engine.run(ForwardPass(1, (item(sampling, found, computed, stream_id),)))
+        run = run_whole(engine, ForwardPass(1, (item(sampling, found, computed, stream_id),)))
         computed = len(PROMPT) + len(found)
         found.append(run.sampled[0].token_id)
         if between is not None:
@@ -171,25 +178,72 @@ def test_an_answer_is_the_same_with_preemptions_and_with_few_states_kept(
 def test_a_pass_with_more_grammars_than_states_are_kept_reads_no_output_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compiled: list[str] = []
-
-    def counted(tokenizer: Any, text: str) -> Any:
-        compiled.append(text)
-        return compile_grammar(tokenizer, text)
-
-    monkeypatch.setattr(grammar_module, "compile_grammar", counted)
     monkeypatch.setattr(grammar_module, "MAX_STATES", 2)
+    sent: list[Sequence[Order]] = []
+
+    def keep(grammars: grammar_module.Grammars, orders: Sequence[Order]) -> None:
+        sent.append(orders)
+
+    monkeypatch.setattr(grammar_module.Grammars, "_send", keep)
     grammars = grammar_module.Grammars(MINI / "tokenizer.json", 261, (EOS,))
     sampling = bound(of_regex("[ab]{9}", "r").text)
     for output in ((), ids("a"), ids("ab"), ids("aba")):
-        begun = grammars.begin([item(sampling, output, 0, number) for number in range(5)])
-        assert begun is not None
-        assert len(begun.result()) == 5
-    assert len(compiled) == 5
-    last = grammars.begin([item(sampling, (), 0, 9)])
-    assert last is not None
-    last.result()
-    assert len(compiled) == 6
+        assert grammars.begin([item(sampling, output, 0, number) for number in range(5)])
+    orders = [order for each in sent for order in each if isinstance(order, Wanted)]
+    assert [order.constraints is not None for order in orders] == [True] * 5 + [False] * 15
+    assert [len(order.token_ids) for order in orders] == [0] * 5 + [1] * 15
+    assert grammars.begin([item(sampling, (), 0, 9)])
+    *gone, last = sent[-1]
+    assert gone == [StreamKey("g", number) for number in range(4)]
+    assert isinstance(last, Wanted)
+    assert last.constraints is not None
+
+
+def order(tenant: str, stream_id: int, text: str) -> Wanted:
+    return Wanted(StreamKey(tenant, stream_id), stream_id, tenant, Constraints(text), (), ())
+
+
+def test_tenants_have_equal_shares_of_the_time_for_masks() -> None:
+    maker = MaskMaker(Setup(MINI / "tokenizer.json", 261, (EOS,)))
+    hostile = of_schema(
+        {"properties": {f"p{n}": {"type": "string"} for n in range(300)}, "required": ["p299"]}, "x"
+    ).text
+    maker.take([order("flood", number, hostile) for number in range(6)])
+    maker.make()
+    maker.take([order("other", number, of_regex("a", "r").text) for number in range(3)])
+    made = [maker.make().key.gateway_id for _ in range(4)]
+    assert made.count("other") == 3, "one whose masks are cheap waits for one of the flood's"
+    maker.take([StreamKey("flood", number) for number in range(6)])
+    assert maker.is_idle, "who has ended waits for no mask"
+
+
+def test_one_whose_mask_is_late_is_left_out_and_draws_later_as_it_would_have(
+    engine: TorchBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = item(bound(of_regex("abc", "r").text), (), 0, 70)
+    good = item(SamplingParams(temperature=0.0), (), 0, 71)
+    slow = slow._replace(block_table=tuple(b + 20 for b in slow.block_table))
+    wait = grammar_module.Grammars.wait
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_module.Grammars, "wait", lambda *_: {})
+        result = engine.run(ForwardPass(1, (slow, good)))
+        ahead = slow._replace(token_ids=(PENDING,), start=len(PROMPT))
+        behind = engine.run(ForwardPass(2, (ahead,)))
+    assert [drawn.key for drawn in result.sampled] == [good.key]
+    assert result.late == (slow.key,)
+    assert (behind.sampled, behind.late) == ((), ())
+    monkeypatch.setattr(grammar_module.Grammars, "wait", lambda own, keys, _: wait(own, keys, 60.0))
+    (drawn,) = engine.run(ForwardPass(3, (slow,))).sampled
+    assert drawn.token_id == ids("a")[0]
+
+
+def test_a_process_that_ends_fails_those_that_wait_and_another_goes_on() -> None:
+    grammars = grammar_module.Grammars(Path("/nowhere/tokenizer.json"), 261, (EOS,))
+    one = item(bound(of_regex("abc", "r").text), (), 0, 1)
+    begun = grammars.begin([one])
+    assert begun is not None
+    (mask,) = begun.result(60.0).values()  # what a broken file does
+    assert mask.problem.startswith("its grammar fails")
     grammars.close()
 
 
@@ -219,17 +273,21 @@ def test_a_budget_bounds_no_output_that_does_not_reason(engine: TorchBackend) ->
 
 def test_a_pending_token_counts(engine: TorchBackend) -> None:
     sampling = bound(of_regex("abcdef", "r").text)
-    first = engine.run(ForwardPass(1, (item(sampling, (), 0, 7),))).sampled[0].token_id
+    first = run_whole(engine, ForwardPass(1, (item(sampling, (), 0, 7),))).sampled[0].token_id
     ahead = item(sampling, (first,), len(PROMPT), 7)
     ahead = ahead._replace(token_ids=(PENDING,), output_token_ids=[])
-    second = engine.run(ForwardPass(2, (ahead,))).sampled[0].token_id
+    again = item(sampling, (first,), len(PROMPT), 7)
+    result = engine.run(ForwardPass(2, (ahead,)))
+    result = run_whole(engine, ForwardPass(3, (again,))) if result.late else result
+    second = result.sampled[0].token_id
     assert TOKENIZER.decode([first, second]) == "ab"
 
 
 def test_the_grammar_holds_after_the_reasoning_alone(engine: TorchBackend) -> None:
     grammar = of_choice(["yes", "no"], "c").text
     inside = bound(grammar, end=(END,), ignore_eos=True)
-    thought = engine.run(ForwardPass(1, (item(inside, ids("so"), 0, 20),))).sampled[0].token_id
+    run = run_whole(engine, ForwardPass(1, (item(inside, ids("so"), 0, 20),)))
+    thought = run.sampled[0].token_id
     assert thought not in ids("yn"), "any token may follow in the reasoning"
     assert answer(generate(engine, inside, [*ids("so"), END], 21)[3:]) in ("yes", "no")
 
@@ -248,7 +306,7 @@ def test_an_output_may_begin_with_reasoning_or_with_its_answer(engine: TorchBack
     firsts = set()
     for seed in range(12):
         one = SamplingParams(**{**_fields(sampling), "seed": seed, "temperature": 2.0})
-        run = engine.run(ForwardPass(1, (item(one, (), 0, 30 + seed),)))
+        run = run_whole(engine, ForwardPass(1, (item(one, (), 0, 30 + seed),)))
         firsts.add(run.sampled[0].token_id)
     assert firsts <= {START, *ids("yn")}
     rest = generate(engine, sampling, [START, *ids("hm"), END], 60)
@@ -265,10 +323,10 @@ def test_a_request_whose_tokens_break_its_grammar_fails_alone(engine: TorchBacke
     bad = item(bound(of_regex("abc", "r").text), ids("zz"), 0, 80)
     good = item(SamplingParams(temperature=0.0), (), 0, 81)
     bad = bad._replace(block_table=tuple(b + 20 for b in bad.block_table))
-    failed, drawn = engine.run(ForwardPass(1, (bad, good))).sampled
+    failed, drawn = run_whole(engine, ForwardPass(1, (bad, good))).sampled
     assert failed.problem is not None
-    assert (failed.key, failed.problem.code) == (bad.key, Code.INTERNAL)
-    assert failed.problem.message.startswith("a grammar fails")
+    assert (failed.key, failed.problem.code) == (bad.key, Code.INVALID_ARGUMENT)
+    assert failed.problem.message.startswith("its grammar fails")
     assert drawn == engine.run(ForwardPass(2, (good,))).sampled[0]
 
 
@@ -300,7 +358,7 @@ def test_one_whose_bad_words_are_all_that_its_form_admits_fails_alone(
     bad = item(SamplingParams(constraints=constraints), (), 0, 90)
     bad = bad._replace(block_table=tuple(b + 20 for b in bad.block_table))
     good = item(SamplingParams(temperature=0.0), (), 0, 91)
-    drawn, failed = engine.run(ForwardPass(1, (good, bad))).sampled
+    drawn, failed = run_whole(engine, ForwardPass(1, (good, bad))).sampled
     assert failed.problem is not None
     assert failed.problem.code is Code.INVALID_ARGUMENT
     assert "admit no token" in failed.problem.message
@@ -309,8 +367,8 @@ def test_one_whose_bad_words_are_all_that_its_form_admits_fails_alone(
     length = bad.start + len(bad.token_ids)
     more = (*bad.block_table, 40)
     behind = bad._replace(token_ids=(PENDING,), start=length, block_table=more)
-    engine.run(ForwardPass(3, (bad,)))
-    (again,) = engine.run(ForwardPass(4, (behind,))).sampled
+    run_whole(engine, ForwardPass(3, (bad,)))
+    (again,) = run_whole(engine, ForwardPass(4, (behind,))).sampled
     assert again.key == bad.key
 
 

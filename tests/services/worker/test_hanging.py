@@ -12,12 +12,13 @@ from typing import Any
 import grpc
 import pytest
 
+from headway.cost.pass_time import Share
 from headway.forward_pass import ForwardPass, PassItem
 from headway.messages import CancelHandoff, Dispatch, EndForward, Handoff, HandoffResult, UnitBatch
 from headway.request import SamplingParams, StreamKey
 from protos import worker_pb2, worker_pb2_grpc
 from services.worker import engine_thread
-from services.worker.engine_thread import EngineThread
+from services.worker.engine_thread import EngineThread, PassWatch
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.worker_service import MODEL, Leader, Sink, make_request, served
 
@@ -106,6 +107,26 @@ async def test_a_pass_hangs_that_takes_far_longer_than_those_before_it(
     go_on.set()
     await results.get()
     thread.close()
+
+
+def test_what_a_pass_may_take_follows_from_passes_like_it_and_not_from_the_longest() -> None:
+    now = 0.0
+    watch = PassWatch(lambda: now)
+    works = [Share(batch=1 + number % 7, kv_tokens=100) for number in range(64)]
+    for work in works:
+        with watch.running(work):
+            with watch.waiting():
+                now += 5.0  # for a mask
+                assert watch.overdue(1.0) == 0.0
+            watch.took(0.01 * work.batch)
+    with watch.running(Share(batch=4, kv_tokens=100)):
+        watch.took(4.0)  # one that was held up
+    with watch.running(Share(batch=7, kv_tokens=100)):
+        now += 0.5
+        assert watch.overdue(0.1) == 0.0
+        now += 0.6
+        assert watch.overdue(0.1) == pytest.approx(1.1)
+        assert watch.overdue(2.0) == 0.0
 
 
 async def test_a_worker_whose_engine_hangs_ends_itself(store_url: str, cluster: str) -> None:
