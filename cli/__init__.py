@@ -16,6 +16,7 @@ COMMANDS = {
     "up": "start the whole cluster on this machine",
     "top": "the cluster and its requests, in the terminal",
     "service": "run one service alone",
+    "picker": "an endpoint picker for Envoy and other gateways, in front of stock vLLM",
     "key": "make an API key and the line that lets it in",
     "certs": "make an authority, and the certificates of services and clients",
     "policies": "list the policies that flags can name",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import runpy
 import sys
+from collections.abc import Sequence
 
-SERVICES = ("gateway", "scheduler", "worker", "predictor", "autoscaler")
+SERVICES = ("gateway", "scheduler", "worker", "predictor", "autoscaler", "picker")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +19,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Become the service; it reads its flags and ends the process itself."""
-    sys.argv = [f"headway service {args.name}", *args.flags]
-    runpy.run_module(f"services.{args.name}", run_name="__main__", alter_sys=True)
+    return become(args.name, args.flags)
+
+
+def become(name: str, flags: Sequence[str]) -> int:
+    """Run a service's module in this process with these flags."""
+    sys.argv = [f"headway service {name}", *flags]
+    runpy.run_module(f"services.{name}", run_name="__main__", alter_sys=True)
     return 0

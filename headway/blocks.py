@@ -60,6 +60,14 @@ class PrefixNamer:
         self._num_waypoints = 0
         self._begin(salt_hash(salt))
 
+    @classmethod
+    def behind(cls, number: int, name: bytes) -> PrefixNamer:
+        """Return a namer that goes on behind the waypoint of this number and name."""
+        namer = cls()
+        namer._num_waypoints = number
+        namer._begin(name)
+        return namer
+
     def _begin(self, name: bytes) -> None:
         """Go on behind a waypoint of this name."""
         self._name: bytes | None = name

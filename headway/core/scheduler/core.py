@@ -7,9 +7,11 @@ to a decode unit (``decode``). Requests lost with a worker go back to their gate
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
+from headway.blocks import BlockHash
+from headway.cluster import UnitId
 from headway.core.scheduler.admission import SizeLimits, refuse_for_now
 from headway.core.scheduler.books import Books
 from headway.core.scheduler.decode import DecodePlacer
@@ -39,6 +41,7 @@ from headway.core.scheduler.wants import Wants
 from headway.errors import Code
 from headway.messages import (
     Accepted,
+    CachedPrefixes,
     CancelStream,
     EndForward,
     FromWorker,
@@ -375,6 +378,26 @@ class SchedulerCore:
                     self._state.reject(refusal)
             if pool.is_unused and pool.model not in self._limits.models:
                 del self._pools[pool.model]
+
+    def restrict(self, key: StreamKey, worker_ids: Collection[str] | None) -> None:
+        """Let a request that is about to be submitted go to these workers alone; None: to any."""
+        if worker_ids is not None:
+            self._state.restricted[key] = worker_ids
+
+    def owed_tokens(self, key: StreamKey) -> int:
+        """Return the tokens of a live request without those cached at its unit."""
+        return self._state.tracked[key].num_owed_tokens
+
+    def cached(self, worker_id: str, prefixes: CachedPrefixes) -> None:
+        """Take beginnings that a worker has cached since its snapshot."""
+        info = self._instances[worker_id].info
+        self._pool(info.model).cached(info, prefixes)
+
+    def uncached(self, worker_id: str, names: Sequence[BlockHash] | None) -> None:
+        """Forget beginnings that a worker no longer holds on its device; None for all."""
+        instance = self._instances.get(worker_id)
+        if instance is not None:
+            self._pool(instance.info.model).uncached(UnitId(worker_id, 0), names)
 
     def keep_decisions(self, keeps: bool) -> None:
         """Write decisions down, or not where nobody keeps them."""

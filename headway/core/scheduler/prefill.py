@@ -8,20 +8,28 @@ from math import inf
 from typing import cast
 
 from headway.blocks import BlockHash
-from headway.cluster import UnitId
+from headway.cluster import UnitId, WorkerInfo
 from headway.core.scheduler.books import Books
 from headway.core.scheduler.events import Chosen, Considered, Decision, Learned
 from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.places import OnUnit, Tracked
 from headway.core.scheduler.prefix_figures import PrefixFigures
-from headway.core.scheduler.prefixes import Prefixes
+from headway.core.scheduler.prefixes import IndexMatches, Prefixes
 from headway.core.scheduler.state import SchedulerState
 from headway.core.scheduler.unit_tenants import UnitTenants
 from headway.core.scheduler.window import Yielding
 from headway.core.scheduler.windows import Group, TenantWindows, heads, whose
 from headway.cost.costs import Constant, Source
 from headway.errors import Code
-from headway.messages import Admission, Dispatch, EndForward, Rejected, Snapshot, UnitBatch
+from headway.messages import (
+    Admission,
+    CachedPrefixes,
+    Dispatch,
+    EndForward,
+    Rejected,
+    Snapshot,
+    UnitBatch,
+)
 from headway.policies import registry
 from headway.policies.dispatch import Dispatching, InstanceLoad, Turn
 from headway.policies.dispatch.protocol import FindMatches, OwnUnit, SlidingMean, Waiting
@@ -88,7 +96,7 @@ class PrefillPool:
         self._velocities = SlidingMean(32, 0.0)
         self._prefixes = Prefixes() if settings.prefix_hits else None
         if self._prefixes is not None:
-            self._dispatching.matches = cast("FindMatches", self._prefixes.matches)
+            self._dispatching.matches = cast("FindMatches", self._matches)
         self._dispatching.whose = cast("Callable[[Waiting], Hashable]", whose)
         self._tenants = UnitTenants(state, self.window)
         self.window.in_service = self._tenants.charged
@@ -136,10 +144,26 @@ class PrefillPool:
         if self._prefixes is not None:
             self._prefixes.claim(snapshot.info, snapshot.prefixes)
 
+    def cached(self, info: WorkerInfo, prefixes: CachedPrefixes) -> None:
+        """Take beginnings that a worker has cached since its snapshot."""
+        if self._prefixes is not None:
+            self._prefixes.claim(info, (prefixes,))
+
+    def uncached(self, unit: UnitId, names: Sequence[BlockHash] | None) -> None:
+        """Forget beginnings that a unit no longer holds; None for all."""
+        if self._prefixes is not None:
+            self._prefixes.lost(unit, names)
+
     def admitted(self, entry: Tracked, said: Admission) -> None:
         """Take what an admission found cached at the request's unit."""
         if self._prefixes is not None and isinstance(entry.place, OnUnit):
             self._prefixes.admitted(entry, entry.place.unit, said, entry.hit.num_tokens)
+
+    def _matches(self, entry: Tracked) -> IndexMatches | None:
+        """Return who holds beginnings of a prompt; of no request that is restricted to some."""
+        if self._prefixes is None or entry.key in self._state.restricted:
+            return None
+        return self._prefixes.matches(entry)
 
     def used(self, entry: Tracked, unit: UnitId, names: Sequence[BlockHash] = ()) -> None:
         """Note that a unit has the KV of a request, with waypoints behind its prompt by name."""
@@ -283,7 +307,7 @@ class PrefillPool:
     def _use(self, turn: Turn, now: float) -> bool:
         instance = self._instances[turn.worker_id]
         legacy, new = (
-            [e for e in part if e.request is not None and instance.could_hold(e.request)]
+            [e for e in part if self._may_take(instance, e)]
             for part in self.window.split(turn.keys)
         )
         rooms, chunk = instance.rooms(), instance.info.chunk_tokens
@@ -309,6 +333,12 @@ class PrefillPool:
         if self._state.explains:
             self._explain(turn, considered, assigned, now)
         return True
+
+    def _may_take(self, instance: Instance, entry: Tracked) -> bool:
+        request, among = entry.request, self._state.restricted.get(entry.key)
+        if among is not None and instance.info.worker_id not in among:
+            return False
+        return request is not None and instance.could_hold(request)
 
     def _with_room(self, load: InstanceLoad) -> InstanceLoad:
         """Return a load that has capacity if any waiting tenant finds some: the least served."""

@@ -76,6 +76,10 @@ class _Tier:
             missing -= size
         self.drop(bit, oldest)
 
+    def names_of(self, bit: int) -> Sequence[BlockHash]:
+        """Return all names that a unit holds."""
+        return tuple(self._held.get(bit, ()))
+
     def drop(self, bit: int, names: Iterable[BlockHash]) -> None:
         """Forget names that a unit no longer holds."""
         held, holders = self._held.get(bit, {}), self.holders
@@ -338,6 +342,12 @@ class Prefixes:
                     self._num_claims += 1
                 tier.hold(bit, name, number)
             tier.note(bit, ())
+
+    def lost(self, unit: UnitId, names: Sequence[BlockHash] | None) -> None:
+        """Forget names that a unit no longer holds on its device; None for all."""
+        bit = self._bits.get(unit)
+        if bit is not None:
+            self._device.drop(bit, self._device.names_of(bit) if names is None else names)
 
     def _drop_claims(self, worker_id: str) -> None:
         names = self._claimed.pop(worker_id)

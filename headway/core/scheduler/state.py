@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,8 @@ class SchedulerState:
         self.gammas: dict[str, float] = {}
         self.costs = PoolCosts(settings)
         self.limits = LimitsInForce(settings.limits)
+        self.restricted: dict[StreamKey, Collection[str]] = {}
+        """The workers that a live request may go to, where those are not all."""
         self._num_dispatches = 0
 
     def next_dispatch_id(self) -> int:
@@ -92,6 +94,7 @@ class SchedulerState:
             if not keys:
                 del self._attempts[_family(entry)]
             self.changed(key)
+        self.restricted.pop(key, None)
         self._ended.pop(key, None)
         self._ended[key] = answer
         if len(self._ended) > self.settings.num_keys_remembered:

@@ -1,0 +1,433 @@
+"""The picker's core: the scheduler's core in front of endpoints that are not Headway's workers.
+
+A gateway asks where a request shall go. The request waits in the scheduler's window until an
+endpoint is ready, and is answered with that endpoint and with fallbacks. To the scheduler every
+endpoint is a worker of one unit; ``endpoint`` makes up the reports that such a worker would send.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+
+from headway.blocks import BlockHash
+from headway.core.picker.endpoint import Endpoint
+from headway.core.picker.events import (
+    Asked,
+    AskedAtOnce,
+    Ended,
+    EndpointInfo,
+    EndpointListed,
+    EndpointMetrics,
+    EndpointStatus,
+    EndpointUnlisted,
+    KvChanged,
+    Pick,
+    PickerAction,
+    PickerEvent,
+    PickerSettings,
+    Refusal,
+    Refuse,
+    Responded,
+    Scraped,
+)
+from headway.core.picker.health import Health, Level
+from headway.core.picker.kv_chains import KvChains
+from headway.core.scheduler.core import SchedulerCore
+from headway.core.scheduler.events import (
+    Decision,
+    Elected,
+    GatewayConnected,
+    Note,
+    Persist,
+    SchedulerAction,
+    SchedulerEvent,
+    SendToGateway,
+    SendToWorker,
+    WorkerGone,
+    WorkerReported,
+)
+from headway.core.scheduler.settings import SchedulerSettings
+from headway.errors import Code
+from headway.messages import (
+    Accepted,
+    CachedPrefixes,
+    CancelStream,
+    Dispatch,
+    EndForward,
+    FinishedRequest,
+    Placed,
+    Rejected,
+    Snapshot,
+)
+from headway.request import Request, StreamKey
+
+GATEWAY_ID = "picker"
+"""The ``gateway_id`` of every request that is asked about."""
+BEST_GUESS, AT_ONCE = "best-guess", "at-once"
+"""Rules of answers that the scheduler's core did not give."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """An endpoint; ``joined``: the scheduler counts it among its workers."""
+
+    endpoint: Endpoint
+    health: Health
+    chains: KvChains
+    joined: bool = False
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request until it ends; ``at``: the endpoint named first, "" while it waits."""
+
+    request: Request
+    among: frozenset[str] | None
+    at: str = ""
+
+
+class PickerCore:
+    """``Core[PickerEvent, PickerAction]``."""
+
+    def __init__(
+        self, scheduler: SchedulerSettings | None = None, settings: PickerSettings | None = None
+    ) -> None:
+        self._settings = settings or PickerSettings()
+        self._scheduler = SchedulerCore(scheduler)
+        self._known: dict[str, _Known] = {}
+        self._open: dict[StreamKey, _Open] = {}
+        self._deadlines: list[tuple[float, StreamKey]] = []
+        self._todo: deque[SchedulerAction] = deque()
+        self._actions: list[PickerAction] = []
+        self._has_begun = False
+
+    # --- the protocol of a core -------------------------------------------------------
+
+    @property
+    def next_wakeup(self) -> float | None:
+        """Instant of the scheduler's next turn, of a prompt's end, or of a request's limit."""
+        at = self._scheduler.next_wakeup
+        at = inf if at is None else at
+        at = min(at, self._deadlines[0][0] if self._deadlines else inf)
+        for known in self._known.values():
+            at = min(at, known.endpoint.next_wakeup, known.health.next_wakeup)
+        return at if at < inf else None
+
+    def handle(self, event: PickerEvent, *, now: float) -> Sequence[PickerAction]:
+        """React to one event."""
+        self._begin(now)
+        match event:
+            case Asked():
+                self._on_asked(event, now)
+            case AskedAtOnce(key, among):
+                self._on_asked_at_once(key, among)
+            case Responded():
+                self._on_responded(event, now)
+            case Ended(key):
+                self._on_ended(key, now)
+            case EndpointListed(info):
+                self._on_listed(info, now)
+            case EndpointUnlisted(address):
+                self._on_unlisted(address, now)
+            case Scraped():
+                self._on_scraped(event, now)
+            case KvChanged():
+                self._on_kv_changed(event, now)
+        return self.wake(now=now)
+
+    def wake(self, *, now: float) -> Sequence[PickerAction]:
+        """React to the passing of time."""
+        self._begin(now)
+        for known in self._known.values():
+            known.health.wake(now=now)
+            self._follow(known, now)
+            self._report(known, now)
+        self._tell(None, now)
+        self._answer_overdue(now)
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _begin(self, now: float) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._tell(Elected(1, ()), now)
+            self._tell(GatewayConnected(GATEWAY_ID), now)
+
+    # --- requests ---------------------------------------------------------------------
+
+    def _on_asked(self, asked: Asked, now: float) -> None:
+        request = asked.request
+        among = None if asked.among is None else frozenset(asked.among)
+        if not self._candidates(among, request.model):
+            self._refuse_none_ready(request.key)
+            return
+        entry = self._open[request.key] = _Open(request, among)
+        if all(not self._known[a].joined for a in self._candidates(among, request.model)):
+            self._guess(entry, now)  # they are silent: nothing is gained by waiting
+            return
+        heappush(self._deadlines, (now + self._settings.longest_hold, request.key))
+        self._scheduler.restrict(request.key, among)
+        self._tell(request, now)
+
+    def _on_asked_at_once(self, key: StreamKey, among: tuple[str, ...] | None) -> None:
+        order = self._order(self._candidates(None if among is None else frozenset(among)))
+        if order:
+            self._actions.append(Pick(key, order[: 1 + self._settings.num_fallbacks], AT_ONCE))
+        else:
+            self._refuse_none_ready(key)
+
+    def _refuse_none_ready(self, key: StreamKey) -> None:
+        self._open.pop(key, None)
+        message = "no endpoint that may serve this request is ready: try again"
+        self._actions.append(Refuse(key, Refusal.NONE_READY, message, 1.0))
+
+    def _answer(self, entry: _Open, address: str, rule: str) -> None:
+        """Name an endpoint, and behind it those that owe least."""
+        entry.at = address
+        others = self._order(self._candidates(entry.among, entry.request.model) - {address})
+        endpoints = (address, *others[: self._settings.num_fallbacks])
+        self._actions.append(Pick(entry.request.key, endpoints, rule))
+
+    def _answer_overdue(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            entry = self._open.get(heappop(self._deadlines)[1])
+            if entry is not None and not entry.at:
+                self._guess(entry, now)
+        if not self._any_ready():
+            for entry in [entry for entry in self._open.values() if not entry.at]:
+                self._guess(entry, now)
+
+    def _guess(self, entry: _Open, now: float) -> None:
+        """Answer at once: the endpoint that owes least, or 503 without any."""
+        key = entry.request.key
+        order = self._order(self._candidates(entry.among, entry.request.model))
+        if not order:
+            self._refuse_none_ready(key)
+        else:
+            known = self._known[order[0]]
+            known.endpoint.take(entry.request, entry.request.num_tokens, 0, now=now)
+            self._answer(entry, order[0], BEST_GUESS)
+        self._tell(CancelStream(key), now)
+
+    def _any_ready(self) -> bool:
+        return any(known.joined for known in self._known.values())
+
+    def _candidates(self, among: frozenset[str] | None, model: str | None = None) -> set[str]:
+        """Return the endpoints that may be named: those that are up, or else the silent ones."""
+        levels: dict[Level, set[str]] = {Level.UP: set(), Level.SILENT: set(), Level.DOWN: set()}
+        for address, known in self._known.items():
+            serves = model is None or known.endpoint.info.model == model
+            if serves and (among is None or address in among):
+                levels[known.health.level].add(address)
+        return levels[Level.UP] or levels[Level.SILENT]
+
+    def _order(self, addresses: set[str]) -> tuple[str, ...]:
+        """Return endpoints in the order in which a guess takes them."""
+        found = [self._known[address].endpoint for address in addresses]
+        found.sort(key=lambda e: (e.owed_tokens, e.num_requests, e.info.address))
+        return tuple(endpoint.info.address for endpoint in found)
+
+    # --- responses --------------------------------------------------------------------
+
+    def _on_responded(self, responded: Responded, now: float) -> None:
+        entry = self._open.get(responded.key)
+        if entry is None or not entry.at:
+            return
+        served = responded.served or entry.at
+        first, other = self._known.get(entry.at), self._known.get(served)
+        if served != entry.at and first is not None:
+            self._finish(first, responded.key, now)
+            first.health.failed(now=now)
+            entry.at = served
+            if other is not None:
+                other.endpoint.take(entry.request, entry.request.num_tokens, 0, now=now)
+        if other is None:
+            return
+        if responded.failed:
+            other.health.failed(now=now)
+        else:
+            other.health.responded(now=now)
+
+    def _on_ended(self, key: StreamKey, now: float) -> None:
+        entry = self._open.pop(key, None)
+        if entry is None:
+            return
+        known = self._known.get(entry.at)
+        if known is not None:
+            self._finish(known, key, now)
+        elif not entry.at:
+            self._tell(CancelStream(key), now)
+
+    def _finish(self, known: _Known, key: StreamKey, now: float) -> None:
+        finished = known.endpoint.end(key, now=now)
+        if finished is not None:
+            self._report(known, now, (finished,))
+
+    # --- endpoints --------------------------------------------------------------------
+
+    def _on_listed(self, info: EndpointInfo, now: float) -> None:
+        known = self._known.get(info.address)
+        if known is None or known.endpoint.info.model != info.model:
+            if known is not None:
+                self._leave(known, "its model has changed", now)
+            endpoint = Endpoint(info, self._settings.first_pass)
+            health = Health(info.has_metrics, self._settings.rests)
+            self._known[info.address] = _Known(endpoint, health, KvChains())
+            return
+        if known.endpoint.info != info:
+            known.endpoint.describe(info)
+            known.joined = False  # its snapshot follows
+
+    def _on_unlisted(self, address: str, now: float) -> None:
+        known = self._known.get(address)
+        if known is not None:
+            self._leave(known, "it is no longer listed", now)
+            del self._known[address]
+
+    def _on_scraped(self, scrape: Scraped, now: float) -> None:
+        known = self._known.get(scrape.address)
+        if known is None:
+            return
+        known.health.scraped(scrape, now=now)
+        figures = scrape.result if isinstance(scrape.result, EndpointMetrics) else None
+        if known.endpoint.scraped(figures, scrape.begun_at, now=now):
+            known.joined = False  # its size is another: a snapshot says so
+        elif known.joined:
+            self._end_forward(known, (), 0.0, (), now)
+
+    def _follow(self, known: _Known, now: float) -> None:
+        """Let the scheduler know whether an endpoint takes requests."""
+        address = known.endpoint.info.address
+        if known.health.level is Level.UP and not known.joined:
+            known.joined = True
+            snapshot = Snapshot(known.endpoint.worker, (known.endpoint.load(),))
+            self._tell(WorkerReported(address, snapshot), now)
+        elif known.health.level is not Level.UP and known.joined:
+            reason = "it is down" if known.health.level is Level.DOWN else "it does not answer"
+            self._leave(known, reason, now)
+
+    def _leave(self, known: _Known, reason: str, now: float) -> None:
+        if known.joined:
+            known.joined = False
+            address = known.endpoint.info.address
+            self._actions.append(Note("endpoint_left", worker_id=address, detail=reason))
+            self._tell(WorkerGone(address, f"endpoint {address}: {reason}"), now)
+
+    def _on_kv_changed(self, event: KvChanged, now: float) -> None:
+        known = self._known.get(event.address)
+        if known is None:
+            return
+        names: list[tuple[BlockHash, int]] = []
+        if event.is_cleared or not event.is_complete:
+            known.chains.clear()
+            self._scheduler.uncached(event.address, None)
+        if not event.is_complete:
+            known.endpoint.no_events()
+        for stored in event.stored:
+            names += known.chains.store(stored)
+        removed = known.chains.remove(event.removed)
+        if known.joined:
+            self._scheduler.uncached(event.address, removed)
+            if names:
+                held, numbers = zip(*names, strict=True)
+                self._scheduler.cached(event.address, CachedPrefixes(0, held, numbers))
+        num_tokens = sum(len(stored.hashes) * stored.block_size for stored in event.stored)
+        if num_tokens:
+            known.endpoint.stored(num_tokens, now=now)
+
+    # --- the scheduler ----------------------------------------------------------------
+
+    def _report(
+        self, known: _Known, now: float, finished: tuple[FinishedRequest, ...] = ()
+    ) -> None:
+        """Report an endpoint's progress as the end of a forward pass."""
+        progress = known.endpoint.progress(now=now)
+        if known.joined and (progress is not None or finished):
+            ids, seconds = (progress.dispatch_ids, progress.seconds) if progress else ((), 0.0)
+            self._end_forward(known, ids, seconds, finished, now)
+
+    def _end_forward(
+        self,
+        known: _Known,
+        dispatch_ids: tuple[int, ...],
+        seconds: float,
+        finished: tuple[FinishedRequest, ...],
+        now: float,
+    ) -> None:
+        endpoint = known.endpoint
+        report = EndForward(
+            endpoint.num_passes, seconds, dispatch_ids, (endpoint.load(),), finished=finished
+        )
+        self._tell(WorkerReported(endpoint.info.address, report), now)
+
+    def _tell(self, event: SchedulerEvent | None, now: float) -> None:
+        """Pass an event to the scheduler's core, and perform what it orders."""
+        scheduler = self._scheduler
+        if event is not None:
+            self._todo += scheduler.handle(event, now=now)
+        elif scheduler.next_wakeup is not None and scheduler.next_wakeup <= now:
+            self._todo += scheduler.wake(now=now)
+        while self._todo:
+            self._perform(self._todo.popleft(), now)
+
+    def _perform(self, action: SchedulerAction, now: float) -> None:
+        match action:
+            case SendToWorker(address, Dispatch() as dispatch):
+                self._dispatched(address, dispatch, now)
+            case SendToGateway(_, Placed() as placed):
+                entry = self._open.get(placed.key)
+                if entry is not None and not entry.at:
+                    self._answer(entry, placed.worker_id, placed.reason)
+            case SendToGateway(_, Rejected() as rejected):
+                self._rejected(rejected, now)
+            case SendToWorker() | SendToGateway() | Persist():
+                pass  # an endpoint takes no other orders, and nobody follows this leader
+            case Note() | Decision():
+                self._actions.append(action)
+
+    def _dispatched(self, address: str, dispatch: Dispatch, now: float) -> None:
+        endpoint = self._known[address].endpoint
+        for batch in dispatch.batches:
+            for request in batch.requests:
+                owed = self._scheduler.owed_tokens(request.key)
+                endpoint.take(request, owed, dispatch.dispatch_id, now=now)
+        accepted = WorkerReported(address, Accepted(dispatch.dispatch_id))
+        self._todo += self._scheduler.handle(accepted, now=now)
+
+    def _rejected(self, rejected: Rejected, now: float) -> None:
+        entry = self._open.get(rejected.key)
+        if entry is None or entry.at:
+            return
+        if rejected.code is Code.RESOURCE_EXHAUSTED:
+            del self._open[rejected.key]
+            self._actions.append(
+                Refuse(rejected.key, Refusal.SHED, rejected.message, rejected.retry_after)
+            )
+        else:
+            self._guess(entry, now)  # the endpoint says itself what is wrong with a request
+
+    # --- for people -------------------------------------------------------------------
+
+    def keep_decisions(self, keeps: bool) -> None:
+        """Write decisions down, or not where nobody reads them."""
+        self._scheduler.keep_decisions(keeps)
+
+    @property
+    def is_ready(self) -> bool:
+        """True while an endpoint may be named."""
+        return bool(self._candidates(None))
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no answer yet."""
+        return sum(not entry.at for entry in self._open.values())
+
+    def endpoints(self) -> list[EndpointStatus]:
+        """Return the figures of all endpoints."""
+        return [
+            known.endpoint.status(known.health.level.name.lower()) for known in self._known.values()
+        ]

@@ -1,0 +1,259 @@
+"""The ledger of one endpoint: what it was sent, and how much of that it has computed by now.
+
+A stock endpoint does not report its forward passes. The tokens that it still owes go down by its
+KV events, by the clock at the rate that its metrics imply, and at the latest with the end of a
+response. What the scheduler's core reads of it is the load that a worker of Headway would report.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from math import inf
+
+from headway.blocks import blocks_for
+from headway.cluster import Role, UnitLoad, WorkerInfo
+from headway.core.picker.events import (
+    UNKNOWN_BLOCKS,
+    EndpointInfo,
+    EndpointMetrics,
+    EndpointStatus,
+    Ends,
+)
+from headway.messages import FinishedRequest
+from headway.request import FinishReason, Request, StreamKey
+
+_SAMPLES = 32
+"""Scrapes whose least seconds of a prompt token count: requests that ran together count twice."""
+_SLOWEST = 2.0
+"""By so much more time than the clock says may pass until KV events tell of a prompt: then it was
+cached, or events are lost."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A request that was sent there; ``owed``: prompt tokens that are still to be computed."""
+
+    num_tokens: int
+    owed: float
+    sent_at: float
+    dispatch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Requests and dispatches whose prompts are through since the last look."""
+
+    dispatch_ids: tuple[int, ...]
+    seconds: float
+    """From the last such instant, or from the sending, to this one."""
+
+
+class Endpoint:
+    """One endpoint. ``first_pass``: seconds of a full chunk while nothing has been measured."""
+
+    def __init__(self, info: EndpointInfo, first_pass: float) -> None:
+        self.info = info
+        self.metrics: EndpointMetrics | None = None
+        self.num_blocks, self.block_size = UNKNOWN_BLOCKS, 16
+        self._held: dict[StreamKey, _Held] = {}
+        self._token_time = first_pass / info.chunk_tokens
+        self._samples: deque[float] = deque(maxlen=_SAMPLES)
+        self._drained_at = self._through_at = self._scraped_at = -inf
+        self._others = (0, 0)  # requests that run and that wait there, of nobody here
+        self._events_at = -inf
+        self.num_passes = 0
+
+    # --- description ------------------------------------------------------------------
+
+    @property
+    def worker(self) -> WorkerInfo:
+        """It as the scheduler sees a worker: one unit that prefills and decodes."""
+        info = self.info
+        return WorkerInfo(
+            worker_id=info.address,
+            address=info.address,
+            role=Role.UNIFIED,
+            model=info.model,
+            num_units=1,
+            chunk_tokens=info.chunk_tokens,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            max_model_len=info.max_model_len,
+            kv_bytes_per_token=0,
+            kv_layout="",
+        )
+
+    def status(self, health: str) -> EndpointStatus:
+        """Return its figures for people."""
+        return EndpointStatus(
+            self.info.address,
+            health,
+            self.ends,
+            len(self._held),
+            int(self.owed_tokens),
+            self._token_time,
+        )
+
+    @property
+    def ends(self) -> Ends:
+        """How the ends of its passes are known now."""
+        return Ends.INFERRED if self._events_at > -inf else Ends.GUESSED
+
+    @property
+    def owed_tokens(self) -> float:
+        """Prompt tokens that it still has to compute, those of others included."""
+        own = sum(held.owed for held in self._held.values())
+        return own + self._others[1] * self._mean_tokens
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that it has, those of others included."""
+        return len(self._held) + sum(self._others)
+
+    @property
+    def _mean_tokens(self) -> float:
+        if not self._held:
+            return float(self.info.chunk_tokens)
+        return sum(held.num_tokens for held in self._held.values()) / len(self._held)
+
+    # --- requests ---------------------------------------------------------------------
+
+    def take(self, request: Request, owed: int, dispatch_id: int, *, now: float) -> None:
+        """Book a request; ``owed``: its prompt tokens without those cached there."""
+        self._drain(now)
+        self._held[request.key] = _Held(request.num_tokens, float(owed), now, dispatch_id)
+
+    def end(self, key: StreamKey, *, now: float) -> FinishedRequest | None:
+        """Forget a request that has ended; None if it has none of this key."""
+        held = self._held.get(key)
+        if held is None:
+            return None
+        self._drain(now)
+        self._through(held)
+        del self._held[key]
+        return FinishedRequest(key, 0, held.num_tokens, 0, FinishReason.STOP)
+
+    def _through(self, held: _Held) -> None:
+        """Note that a prompt is computed: so are those that came before it."""
+        for other in self._held.values():
+            other.owed = 0.0
+            if other is held:
+                return
+
+    # --- what goes by -----------------------------------------------------------------
+
+    @property
+    def next_wakeup(self) -> float:
+        """Instant at which the next prompt will be through by the clock; inf for none."""
+        first = next((held for held in self._held.values() if held.owed > 0), None)
+        if first is None:
+            return inf
+        return max(self._drained_at, first.sent_at) + first.owed * self._clock_time
+
+    @property
+    def _clock_time(self) -> float:
+        return self._token_time * (_SLOWEST if self.ends is Ends.INFERRED else 1.0)
+
+    def progress(self, *, now: float) -> Progress | None:
+        """Return what is through since the last look, None for nothing."""
+        self._drain(now)
+        done = [h for h in self._held.values() if h.owed <= 0 and h.dispatch_id]
+        if not done:
+            return None
+        since = max(self._through_at, min(held.sent_at for held in done))
+        ids = tuple(held.dispatch_id for held in done)
+        for held in done:
+            held.dispatch_id = 0
+        self._through_at = now
+        self.num_passes += 1
+        return Progress(ids, max(0.0, now - since))
+
+    def _drain(self, now: float) -> None:
+        """Let the clock compute what it can since it last did."""
+        since, self._drained_at = self._drained_at, max(now, self._drained_at)
+        for held in self._held.values():
+            if held.owed <= 0:
+                continue
+            since = max(since, held.sent_at)
+            needed = held.owed * self._clock_time
+            if since + needed <= now + 1e-9:
+                since, held.owed = since + needed, 0.0
+            else:
+                held.owed -= max(0.0, now - since) / self._clock_time
+                return
+
+    def stored(self, num_tokens: int, *, now: float) -> None:
+        """Take the tokens of blocks that a step has filled, of whichever prompts come first."""
+        self._drain(now)
+        self._events_at = now
+        left = float(num_tokens)
+        for held in self._held.values():
+            taken = min(held.owed, left)
+            held.owed, left = held.owed - taken, left - taken
+            if 0 < held.owed < self.block_size:  # its last block is not full
+                held.owed = 0.0
+
+    def no_events(self) -> None:
+        """Note that no events come: the clock alone counts."""
+        self._events_at = -inf
+
+    # --- metrics ----------------------------------------------------------------------
+
+    def scraped(self, metrics: EndpointMetrics | None, begun_at: float, *, now: float) -> bool:
+        """Take a scrape, None for none; return whether its size has turned out to be another."""
+        self._drain(now)
+        last, self.metrics, self._scraped_at = self.metrics, metrics, begun_at
+        if metrics is None:
+            self._others = (0, 0)
+            return False
+        self._measure(last, metrics)
+        own = [h for h in self._held.values() if h.sent_at < begun_at]
+        waiting = min(metrics.num_waiting, len(own))
+        for held in own[len(own) - waiting :]:  # the clock was too fast for the last ones
+            held.owed = held.owed or float(held.num_tokens)
+        num_owed = sum(held.owed > 0 for held in own)
+        self._others = (
+            max(0, metrics.num_running - (len(own) - waiting)),
+            max(0, metrics.num_waiting - num_owed),
+        )
+        before = self.num_blocks, self.block_size
+        if metrics.num_blocks:
+            self.num_blocks, self.block_size = metrics.num_blocks, metrics.block_size
+        return before != (self.num_blocks, self.block_size)
+
+    def _measure(self, last: EndpointMetrics | None, metrics: EndpointMetrics) -> None:
+        if last is None:
+            return
+        tokens = metrics.computed_tokens - last.computed_tokens
+        seconds = metrics.prefill_seconds - last.prefill_seconds
+        if tokens > 0 and 0 < seconds < inf:
+            self._samples.append(seconds / tokens)
+            self._token_time = min(self._samples)
+
+    # --- the report -------------------------------------------------------------------
+
+    def load(self) -> UnitLoad:
+        """Return the load that a worker in its place would report."""
+        running = [h for h in self._held.values() if h.owed <= 0]
+        kv_tokens = sum(held.num_tokens for held in running)
+        return UnitLoad(
+            unit=0,
+            queued_prefill_tokens=int(self.owed_tokens),
+            num_running=len(running) + self._others[0],
+            kv_tokens=kv_tokens,
+            num_free_blocks=max(0, self._free_blocks(running)),
+        )
+
+    def _free_blocks(self, running: list[_Held]) -> int:
+        """Return the free blocks of the last scrape, less what has come since."""
+        if self.metrics is None or not self.metrics.num_blocks:
+            counted, free = running, self.num_blocks
+        else:
+            counted = [held for held in running if held.sent_at >= self._scraped_at]
+            free = int(self.num_blocks * (1.0 - min(1.0, max(0.0, self.metrics.kv_usage))))
+        return free - sum(blocks_for(held.num_tokens, self.block_size) for held in counted)
+
+    def describe(self, info: EndpointInfo) -> None:
+        """Take another description of the same address."""
+        self.info = replace(info)

@@ -1,0 +1,98 @@
+"""The picker's configuration: flags, or ``HEADWAY_*`` in the environment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field, model_validator
+
+from headway.core.picker.events import PickerSettings
+from headway.core.scheduler.settings import SchedulerSettings
+from headway.core.settings import policy_settings, require_policies
+from headway.errors import Code, HeadwayError
+from headway.policies.packing.flow_control import FlowControl
+from headway.service_class import ServiceClasses, parse_classes, shipped_classes
+from services.runtime.preset import PresetConfig
+
+_NO_WATCHDOG = 1e6  # seconds
+_SCHEDULER, _PICKER = SchedulerSettings(), PickerSettings()
+
+
+class PickerConfig(PresetConfig):
+    """Options of a picker. It needs no store and joins no cluster."""
+
+    serves_clients: ClassVar[bool] = True
+
+    endpoints_file: Path | None = Field(
+        None, description="TOML file of endpoints, read again when it changes (docs/picker.md)"
+    )
+    endpoints: str = Field(
+        "",
+        description="endpoints without a file: host:port by commas; a name is all its addresses",
+    )
+    model: str = Field(
+        "", description="folder or hub id whose tokenizer counts prompts; default: by bytes"
+    )
+    classes: str = Field("", description="file of classes; default: those that are shipped")
+    longest_hold: float = Field(
+        _PICKER.longest_hold,
+        ge=0.0,
+        le=3600.0,
+        description="s that a request waits at most, then it goes to the best guess; keep it below "
+        "Envoy's message_timeout",
+    )
+    num_fallbacks: int = Field(
+        _PICKER.num_fallbacks, ge=0, le=16, description="endpoints named behind the first"
+    )
+    scrape_interval: float = Field(1.0, ge=0.05, le=60.0, description="s between scrapes")
+    resolve_interval: float = Field(
+        5.0, ge=0.1, le=3600.0, description="s between look-ups of names, and of the file"
+    )
+    max_body: int = Field(
+        64 << 20, ge=1, description="bytes of a request's body, then 413; it is held in memory"
+    )
+    max_waiting: int = Field(
+        _SCHEDULER.max_waiting, ge=1, description="requests in the window, then 429"
+    )
+    flow_control_cycles: int = Field(
+        _SCHEDULER.flow_control.num_cycles,
+        ge=1,
+        description="N_limit: cycles left over before throttling; 429 at twice as many",
+    )
+
+    @model_validator(mode="after")
+    def _some_endpoints(self) -> PickerConfig:
+        if bool(self.endpoints_file) == bool(self.endpoints):
+            raise ValueError("give either --endpoints-file FILE or --endpoints host:port,…")
+        return self
+
+    def scheduler_settings(self) -> SchedulerSettings:
+        """Return the scheduler core's settings; HeadwayError for an unknown policy."""
+        limits = SchedulerSettings(
+            flow_control=FlowControl(self.flow_control_cycles),
+            max_waiting=self.max_waiting,
+            prefix_hits=True,
+        )
+        preset, costs = self.chosen(), self.costs()
+        require_policies(preset, costs)
+        settings = policy_settings(preset, costs, limits).scheduler
+        params = dict(settings.dispatch_params)
+        if "watchdog_floor" in params:  # an endpoint's ledger is never silent: the clock drains it
+            params["watchdog_floor"] = _NO_WATCHDOG
+        return replace(settings, dispatch_params=params)
+
+    def picker_settings(self) -> PickerSettings:
+        """Return the picker core's settings."""
+        return PickerSettings(self.longest_hold, self.num_fallbacks)
+
+    def service_classes(self) -> ServiceClasses:
+        """Return the classes; HeadwayError for a file that has none."""
+        if not self.classes:
+            return shipped_classes()
+        try:
+            return parse_classes(Path(self.classes).read_text("utf-8"), self.classes)
+        except OSError as error:
+            message = f"--classes: {self.classes} cannot be read: {error.strerror}"
+            raise HeadwayError(Code.INVALID_ARGUMENT, message, param="classes") from error

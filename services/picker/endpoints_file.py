@@ -1,0 +1,115 @@
+"""Endpoints by a file or by flags, and the addresses behind their names."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from headway.core.picker.events import MOST_TOKENS, EndpointInfo
+from headway.errors import Code, HeadwayError
+from services.runtime.config import host_and_port
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Entry(_Table):
+    """One ``[[endpoints]]`` of the file."""
+
+    address: str
+    """``ip:port``, or ``name:port`` for every address that the name has."""
+    model: str = ""
+    chunk_tokens: int = Field(8192, ge=1, le=MOST_TOKENS)
+    max_model_len: int = Field(MOST_TOKENS, ge=1, le=MOST_TOKENS)
+    metrics: bool = True
+    kv_events: int = Field(0, ge=0, le=65_535)
+    """Port of the KV events at the same address; 0: none."""
+    kv_replay: int = Field(0, ge=0, le=65_535)
+
+    @field_validator("address")
+    @classmethod
+    def _an_address(cls, value: str) -> str:
+        try:
+            host_and_port("address", value)
+        except HeadwayError as error:
+            raise ValueError(error.message) from error
+        return value
+
+
+class _File(_Table):
+    endpoints: list[Entry] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One address, and where its KV events are; "" for none."""
+
+    info: EndpointInfo
+    kv_events: str = ""
+    kv_replay: str = ""
+
+
+def read_entries(file: Path) -> Sequence[Entry]:
+    """Return the entries of a file; INVALID_ARGUMENT says what is wrong with it."""
+    try:
+        return _File(**tomllib.loads(file.read_text("utf-8"))).endpoints
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise _wrong(file, str(error)) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise _wrong(file, f"{where} is {first['input']!r:.80}: {first['msg']}") from error
+
+
+def entries_of(flag: str) -> Sequence[Entry]:
+    """Return the entries of ``--endpoints``; INVALID_ARGUMENT for what is no address."""
+    addresses = [part.strip() for part in flag.split(",") if part.strip()]
+    for address in addresses:
+        host_and_port("endpoints", address)
+    return [Entry(address=address) for address in addresses]
+
+
+def _wrong(file: Path, problem: str) -> HeadwayError:
+    message = f"{file} cannot be used: {problem}; docs/picker.md shows one"
+    return HeadwayError(Code.INVALID_ARGUMENT, message, param="endpoints_file")
+
+
+async def resolve(entries: Sequence[Entry]) -> list[Listed]:
+    """Return the addresses behind all entries; an OSError for a name that cannot be looked up."""
+    found: dict[str, Listed] = {}
+    for entry in entries:
+        host, port = host_and_port("address", entry.address)
+        for ip in await _addresses(host.strip("[]")):
+            listed = _listed(entry, f"[{ip}]" if ":" in ip else ip, port)
+            found.setdefault(listed.info.address, listed)
+    return [found[address] for address in sorted(found)]
+
+
+async def _addresses(host: str) -> list[str]:
+    try:
+        return [str(ipaddress.ip_address(host))]
+    except ValueError:
+        loop = asyncio.get_running_loop()
+        infos = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = {str(info[4][0]) for info in infos}
+        v4 = {ip for ip in found if ":" not in ip}
+        return sorted(v4 or found)  # of one host in both families, once
+
+
+def _listed(entry: Entry, ip: str, port: int) -> Listed:
+    info = EndpointInfo(
+        f"{ip}:{port}", entry.model, entry.chunk_tokens, entry.max_model_len, entry.metrics
+    )
+
+    def at(other: int) -> str:
+        return f"tcp://{ip}:{other}" if other else ""
+
+    return Listed(info, at(entry.kv_events), at(entry.kv_replay))

@@ -1,0 +1,249 @@
+"""The Endpoint Picker Protocol 1.0 over Envoy's external processing.
+
+One stream is one HTTP request: its headers, its body, then the headers of its response. The answer
+names endpoints in a header and in dynamic metadata. Bodies pass through untouched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil
+from typing import Any
+
+import grpc
+from envoy.config.core.v3 import base_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
+from envoy.type.v3 import http_status_pb2
+from google.protobuf import struct_pb2
+
+from headway.core.picker.events import Pick, Refusal, Refuse
+
+DESTINATION = "x-gateway-destination-endpoint"
+SUBSET, SERVED = f"{DESTINATION}-subset", f"{DESTINATION}-served"
+NAMESPACE, SUBSET_NAMESPACE = "envoy.lb", "envoy.lb.subset_hint"
+MOST_PIECE = 62_000
+"""Bytes of a piece of a body: what Envoy takes in one message."""
+_DUPLEX = processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED
+_OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+_UNABLE = ("502", "503", "504")
+"""Statuses of a response that no endpoint gave, or one that cannot serve."""
+
+Answer = Pick | Refuse
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One HTTP request, as far as it has come; ``among``: the subset hint, None without one."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    among: tuple[str, ...] | None = None
+    body: bytes = b""
+
+
+class ExternalProcessor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]
+    """The servicer. ``ask`` answers an exchange; ``responded`` and ``ended`` hear what follows.
+
+    Each exchange has a number, the same in all three.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[int, Exchange], Awaitable[Answer]],
+        responded: Callable[[int, str, bool], None],
+        ended: Callable[[int], None],
+        max_body: int,
+    ) -> None:
+        self._ask = ask
+        self._responded = responded
+        self._ended = ended
+        self._max_body = max_body
+        self._num_exchanges = 0
+
+    async def Process(  # noqa: N802 (the protocol's name)
+        self, request_iterator: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Any]:
+        """Serve one HTTP request."""
+        self._num_exchanges += 1
+        number = self._num_exchanges
+        stream = _Stream(partial(self._ask, number), self._max_body)
+        try:
+            async for message in request_iterator:
+                if message.HasField("response_headers"):
+                    status, served = _status(message), _served(message)
+                    self._responded(number, served, status in _UNABLE)
+                for response in await stream.take(message):
+                    yield response
+                if stream.is_over:
+                    return
+        finally:
+            self._ended(number)
+
+
+class _Stream:
+    """The state of one exchange: which message is answered by which."""
+
+    def __init__(self, ask: Callable[[Exchange], Awaitable[Answer]], max_body: int) -> None:
+        self._ask = ask
+        self._max_body = max_body
+        self._exchange = Exchange()
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._waits = False
+        self._is_duplex = True
+        self.is_over = False
+        """True once an answer in the place of an endpoint's was given."""
+
+    async def take(self, message: Any) -> Sequence[Any]:
+        """Return the answers to a message, none while more is awaited."""
+        match message.WhichOneof("request"):
+            case "request_headers":
+                return await self._on_headers(message)
+            case "request_body":
+                return await self._on_body(message.request_body)
+            case "request_trailers":
+                before = await self._answer(is_end=False) if self._waits else []
+                trailers = pb.ProcessingResponse(request_trailers=pb.TrailersResponse())
+                return before if self.is_over else [*before, trailers]
+            case "response_headers":
+                return [pb.ProcessingResponse(response_headers=pb.HeadersResponse())]
+            case "response_body":
+                return [_as_it_came(message.response_body, "response_body", self._is_duplex)]
+            case "response_trailers":
+                return [pb.ProcessingResponse(response_trailers=pb.TrailersResponse())]
+        return []
+
+    async def _on_headers(self, message: Any) -> Sequence[Any]:
+        if message.HasField("protocol_config"):
+            self._is_duplex = message.protocol_config.request_body_mode == _DUPLEX
+        self._exchange = _exchange(message)
+        self._waits = self._is_duplex and not message.request_headers.end_of_stream
+        return [] if self._waits else await self._answer_headers()
+
+    async def _on_body(self, piece: Any) -> Sequence[Any]:
+        if not self._waits:
+            return [_as_it_came(piece, "request_body", self._is_duplex)]
+        self._pieces.append(piece.body)
+        self._size += len(piece.body)
+        if self._size > self._max_body:
+            self.is_over = True
+            return [_too_large(self._max_body)]
+        return await self._answer(is_end=True) if piece.end_of_stream else []
+
+    async def _answer_headers(self) -> Sequence[Any]:
+        answer = await self._ask(self._exchange)
+        self.is_over = isinstance(answer, Refuse)
+        return [_headers_answer(answer)]
+
+    async def _answer(self, *, is_end: bool) -> list[Any]:
+        """Answer the headers now that the body is whole, and give it back in pieces."""
+        self._waits = False
+        body = self._exchange.body = b"".join(self._pieces)
+        self._pieces.clear()
+        answers = [*await self._answer_headers()]
+        self._exchange.body = b""
+        return answers if self.is_over else [*answers, *_body(body, is_end=is_end)]
+
+
+def _exchange(message: Any) -> Exchange:
+    headers = {
+        each.key.lower(): each.value or each.raw_value.decode("utf-8", "replace")
+        for each in message.request_headers.headers.headers
+    }
+    return Exchange(headers, _subset(message.metadata_context.filter_metadata))
+
+
+def _subset(metadata: Any) -> tuple[str, ...] | None:
+    """Return the endpoints that alone may be named; None where the gateway has set none."""
+    if SUBSET_NAMESPACE not in metadata or SUBSET not in metadata[SUBSET_NAMESPACE].fields:
+        return None
+    value = metadata[SUBSET_NAMESPACE].fields[SUBSET]
+    if value.WhichOneof("kind") == "string_value":
+        return tuple(part.strip() for part in value.string_value.split(",") if part.strip())
+    return tuple(each.string_value for each in value.list_value.values if each.string_value)
+
+
+def _served(message: Any) -> str:
+    metadata = message.metadata_context.filter_metadata
+    if NAMESPACE not in metadata or SERVED not in metadata[NAMESPACE].fields:
+        return ""
+    return str(metadata[NAMESPACE].fields[SERVED].string_value)
+
+
+def _status(message: Any) -> str:
+    for each in message.response_headers.headers.headers:
+        if each.key == ":status":
+            return str(each.value or each.raw_value.decode("ascii", "replace"))
+    return ""
+
+
+def _headers_answer(answer: Answer) -> Any:
+    if isinstance(answer, Refuse):
+        return _refusal(answer)
+    endpoints = ",".join(answer.endpoints)
+    metadata = struct_pb2.Struct()
+    metadata.update({NAMESPACE: {DESTINATION: endpoints}})
+    common = pb.CommonResponse(
+        clear_route_cache=True,
+        header_mutation=pb.HeaderMutation(set_headers=[_header(DESTINATION, endpoints)]),
+    )
+    return pb.ProcessingResponse(
+        request_headers=pb.HeadersResponse(response=common), dynamic_metadata=metadata
+    )
+
+
+def _header(key: str, value: str) -> Any:
+    pair = base_pb2.HeaderValue(key=key, raw_value=value.encode())
+    return base_pb2.HeaderValueOption(header=pair, append_action=_OVERWRITE)
+
+
+def _body(body: bytes, *, is_end: bool) -> Iterator[Any]:
+    """Yield a body in pieces; one without bytes is one piece."""
+    for at in range(0, max(len(body), 1), MOST_PIECE):
+        last = is_end and at + MOST_PIECE >= len(body)
+        yield _streamed("request_body", body[at : at + MOST_PIECE], last)
+
+
+def _streamed(kind: str, body: bytes, end_of_stream: bool) -> Any:
+    piece = pb.StreamedBodyResponse(body=body, end_of_stream=end_of_stream)
+    mutation = pb.BodyMutation(streamed_response=piece)
+    response = pb.BodyResponse(response=pb.CommonResponse(body_mutation=mutation))
+    return pb.ProcessingResponse(**{kind: response})
+
+
+def _as_it_came(message: Any, kind: str, is_streamed: bool) -> Any:
+    """Return the answer that leaves a piece of a body as it is."""
+    if is_streamed:
+        return _streamed(kind, message.body, message.end_of_stream)
+    return pb.ProcessingResponse(**{kind: pb.BodyResponse()})
+
+
+def _refusal(refuse: Refuse) -> Any:
+    is_shed = refuse.reason is Refusal.SHED
+    kind = "rate_limit_exceeded" if is_shed else "service_unavailable"
+    return _immediate(429 if is_shed else 503, kind, refuse.message, refuse.retry_after)
+
+
+def _too_large(limit: int) -> Any:
+    message = f"the body has more than {limit} bytes, the picker's limit: send less"
+    return _immediate(413, "invalid_request_error", message)
+
+
+def _immediate(status: int, kind: str, message: str, retry_after: float = 0.0) -> Any:
+    """Return an answer in the place of an endpoint's, in the form of OpenAI's errors."""
+    headers = [_header("content-type", "application/json")]
+    if retry_after > 0:
+        headers.append(_header("retry-after", str(ceil(retry_after))))
+    error = {"error": {"message": message, "type": kind, "code": status}}
+    return pb.ProcessingResponse(
+        immediate_response=pb.ImmediateResponse(
+            status=http_status_pb2.HttpStatus(code=status),
+            headers=pb.HeaderMutation(set_headers=headers),
+            body=json.dumps(error).encode(),
+            details=f"headway_{kind}",
+        )
+    )

@@ -1,0 +1,69 @@
+"""The watch over one endpoint: its metrics, and its KV events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import aiohttp
+
+from headway.core.picker.events import EndpointMetrics, KvChanged, Scraped, Silence
+from services.picker.endpoints_file import Listed
+from services.picker.kv_events import KvEventReader
+from services.picker.vllm_metrics import read_metrics
+from services.runtime.essential import essential
+
+_MOST_BYTES = 8 << 20
+
+
+class Watcher:
+    """Scrapes an endpoint once an interval, and reads its KV events, until it is closed."""
+
+    def __init__(
+        self,
+        listed: Listed,
+        client: aiohttp.ClientSession,
+        interval: float,
+        now: Callable[[], float],
+        post: Callable[[Scraped | KvChanged], None],
+    ) -> None:
+        self.listed = listed
+        self._client = client
+        self._interval = interval
+        self._now = now
+        self._post = post
+        address = listed.info.address
+        self._tasks: list[asyncio.Task[object]] = []
+        if listed.info.has_metrics:
+            self._tasks.append(essential(self._scrape_all(), f"scrapes of {address}"))
+        if listed.kv_events:
+            reader = KvEventReader(address, listed.kv_events, listed.kv_replay, post)
+            self._tasks.append(essential(reader.run(), f"KV events of {address}"))
+
+    async def close(self) -> None:
+        """Stop watching."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _scrape_all(self) -> None:
+        while True:
+            begun_at = self._now()
+            result = await self._scrape()
+            self._post(Scraped(self.listed.info.address, result, begun_at))
+            await asyncio.sleep(max(0.0, begun_at + self._interval - self._now()))
+
+    async def _scrape(self) -> EndpointMetrics | Silence:
+        url = f"http://{self.listed.info.address}/metrics"
+        try:
+            async with asyncio.timeout(self._interval), self._client.get(url) as reply:
+                if reply.status >= 500:
+                    return Silence.REFUSED
+                text = await reply.content.read(_MOST_BYTES)
+                while (more := await reply.content.read(_MOST_BYTES)) and len(text) < _MOST_BYTES:
+                    text += more
+        except TimeoutError:
+            return Silence.TIMEOUT
+        except (aiohttp.ClientError, OSError):
+            return Silence.REFUSED
+        return read_metrics(text.decode("utf-8", "replace")) or Silence.NO_METRICS

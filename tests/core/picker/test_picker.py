@@ -1,0 +1,410 @@
+"""The picker's core: endpoints that are asked for, and what becomes of requests."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import pytest
+
+from headway.blocks import block_names, waypoint_names
+from headway.core.picker.core import AT_ONCE, BEST_GUESS, GATEWAY_ID, PickerCore
+from headway.core.picker.events import (
+    Asked,
+    AskedAtOnce,
+    Ended,
+    EndpointInfo,
+    EndpointListed,
+    EndpointMetrics,
+    EndpointUnlisted,
+    Ends,
+    KvChanged,
+    Pick,
+    PickerAction,
+    PickerSettings,
+    Refusal,
+    Refuse,
+    Responded,
+    Scraped,
+    Silence,
+    StoredBlocks,
+)
+from headway.core.picker.kv_chains import KvChains
+from headway.core.scheduler.settings import SchedulerSettings
+from headway.policies.packing.flow_control import FlowControl
+from headway.request import Request, SamplingParams, StreamKey
+
+A, B, C = "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000"
+_CHUNK = 1000
+_SCHEDULER = SchedulerSettings(
+    dispatch="sbs-warm", dispatch_params={"watchdog_floor": 1e6}, prefix_hits=True
+)
+
+
+class Gateway:
+    """Asks one core, and keeps its answers."""
+
+    def __init__(
+        self,
+        *addresses: str,
+        scheduler: SchedulerSettings = _SCHEDULER,
+        settings: PickerSettings | None = None,
+    ) -> None:
+        self.core = PickerCore(scheduler, settings)
+        self.now = 100.0
+        self.answers: dict[int, Pick | Refuse] = {}
+        self._number = 0
+        for address in addresses:
+            self.handle(EndpointListed(EndpointInfo(address, "m", _CHUNK)))
+            self.scraped(address)
+
+    def handle(self, event: object) -> None:
+        self._keep(self.core.handle(event, now=self.now))  # type: ignore[arg-type]
+
+    def _keep(self, actions: Sequence[PickerAction]) -> None:
+        for action in actions:
+            if isinstance(action, Pick | Refuse):
+                assert action.key.stream_id not in self.answers, "a request is answered once"
+                self.answers[action.key.stream_id] = action
+
+    def scraped(self, address: str, result: EndpointMetrics | Silence | None = None) -> None:
+        self.handle(Scraped(address, result or EndpointMetrics(), self.now))
+
+    def ask(
+        self,
+        num_tokens: int = 100,
+        *,
+        among: tuple[str, ...] | None = None,
+        token_ids: Sequence[int] | None = None,
+        max_tokens: int = 16,
+    ) -> int:
+        self._number += 1
+        tokens = token_ids or array(
+            "I", range(self._number << 16, (self._number << 16) + num_tokens)
+        )
+        request = Request(
+            f"r{self._number}",
+            "m",
+            tokens,
+            SamplingParams(max_tokens=max_tokens),
+            self.now,
+            stream_id=self._number,
+            gateway_id=GATEWAY_ID,
+        )
+        self.handle(Asked(request, among))
+        return self._number
+
+    def pass_time(self, seconds: float) -> None:
+        until = self.now + seconds
+        while (at := self.core.next_wakeup) is not None and at <= until:
+            self.now = max(self.now, at) + 1e-6
+            self._keep(self.core.wake(now=self.now))
+        self.now = until
+
+    def pick(self, number: int) -> Pick:
+        answer = self.answers[number]
+        assert isinstance(answer, Pick), answer
+        return answer
+
+    def refusal(self, number: int) -> Refuse:
+        answer = self.answers[number]
+        assert isinstance(answer, Refuse), answer
+        return answer
+
+    def end(self, number: int) -> None:
+        self.handle(Ended(StreamKey(GATEWAY_ID, number)))
+
+
+def test_a_request_gets_an_idle_endpoint_at_once_and_the_others_as_fallbacks() -> None:
+    gateway = Gateway(A, B, C)
+    pick = gateway.pick(gateway.ask())
+    assert sorted(pick.endpoints) == [A, B, C]
+
+
+def test_fallbacks_come_in_the_order_of_what_endpoints_owe() -> None:
+    gateway = Gateway(A, B, C, settings=PickerSettings(first_pass=10.0))
+    first = gateway.pick(gateway.ask(400)).endpoints[0]
+    second = gateway.pick(gateway.ask(200)).endpoints[0]
+    third = gateway.pick(gateway.ask(10))
+    assert third.endpoints[1:] == (second, first)
+
+
+def test_no_more_fallbacks_are_named_than_asked_for() -> None:
+    gateway = Gateway(A, B, C, settings=PickerSettings(num_fallbacks=0))
+    assert len(gateway.pick(gateway.ask()).endpoints) == 1
+
+
+def test_without_an_endpoint_a_request_is_refused_as_none_is_ready() -> None:
+    gateway = Gateway()
+    assert gateway.refusal(gateway.ask()).reason is Refusal.NONE_READY
+
+
+def test_an_endpoint_takes_requests_only_after_its_first_scrape() -> None:
+    gateway = Gateway()
+    gateway.handle(EndpointListed(EndpointInfo(A, "m", _CHUNK)))
+    assert gateway.refusal(gateway.ask()).reason is Refusal.NONE_READY
+    gateway.scraped(A)
+    assert gateway.pick(gateway.ask()).endpoints == (A,)
+
+
+def test_requests_beyond_a_pass_wait_in_the_window_until_prompts_are_through() -> None:
+    gateway = Gateway(A, settings=PickerSettings(first_pass=1.0, longest_hold=60.0))
+    first, second = gateway.ask(_CHUNK), gateway.ask(_CHUNK)
+    assert first in gateway.answers
+    assert second not in gateway.answers
+    gateway.pass_time(1.1)
+    assert gateway.pick(second).rule != BEST_GUESS
+
+
+def test_the_end_of_a_response_says_that_its_prompt_is_through() -> None:
+    gateway = Gateway(A, settings=PickerSettings(first_pass=1e4, longest_hold=1e6))
+    first, second = gateway.ask(_CHUNK), gateway.ask(_CHUNK)
+    gateway.end(first)
+    assert second in gateway.answers
+
+
+def test_a_step_of_kv_events_ends_the_prompts_that_it_has_computed() -> None:
+    gateway = Gateway(A, settings=PickerSettings(first_pass=1e4, longest_hold=1e6))
+    gateway.ask(_CHUNK)
+    second = gateway.ask(_CHUNK)
+    assert second not in gateway.answers
+    stored = StoredBlocks(tuple(range(62)), None, array("I", range(992)), 16)
+    gateway.handle(KvChanged(A, (stored,)))
+    assert second in gateway.answers
+    assert gateway.core.endpoints()[0].ends is Ends.INFERRED
+
+
+def test_lost_kv_events_leave_the_clock() -> None:
+    gateway = Gateway(A)
+    gateway.handle(KvChanged(A, (StoredBlocks((1,), None, range(16), 16),)))
+    gateway.handle(KvChanged(A, is_complete=False))
+    assert gateway.core.endpoints()[0].ends is Ends.GUESSED
+
+
+def test_a_request_that_has_waited_its_time_goes_to_the_best_guess() -> None:
+    gateway = Gateway(A, B, settings=PickerSettings(first_pass=1e4, longest_hold=2.0))
+    gateway.ask(_CHUNK), gateway.ask(_CHUNK)
+    third = gateway.ask(_CHUNK)
+    gateway.pass_time(1.9)
+    assert third not in gateway.answers
+    gateway.pass_time(0.2)
+    assert gateway.pick(third).rule == BEST_GUESS
+
+
+def test_a_window_without_room_sheds_with_a_hint_when_to_come_again() -> None:
+    scheduler = SchedulerSettings(dispatch="sbs-warm", max_waiting=1, prefix_hits=True)
+    settings = PickerSettings(first_pass=1e4, longest_hold=1e6)
+    gateway = Gateway(A, scheduler=scheduler, settings=settings)
+    gateway.ask(_CHUNK), gateway.ask(_CHUNK)
+    refusal = gateway.refusal(gateway.ask(_CHUNK))
+    assert refusal.reason is Refusal.SHED
+    assert refusal.retry_after >= 1.0
+
+
+def test_requests_that_have_waited_too_many_cycles_make_flow_control_shed() -> None:
+    scheduler = SchedulerSettings(
+        dispatch="sbs-warm", flow_control=FlowControl(1), prefix_hits=True
+    )
+    settings = PickerSettings(first_pass=1.0, longest_hold=1e6)
+    gateway = Gateway(A, scheduler=scheduler, settings=settings)
+    for _ in range(20):
+        gateway.ask(_CHUNK)
+    gateway.pass_time(10.0)
+    assert gateway.refusal(gateway.ask(_CHUNK)).reason is Refusal.SHED
+
+
+def test_a_subset_hint_names_the_only_endpoints_that_may_serve() -> None:
+    gateway = Gateway(A, B, C)
+    for _ in range(5):
+        assert gateway.pick(gateway.ask(among=(B,))).endpoints == (B,)
+
+
+def test_a_request_with_a_subset_waits_for_its_own_endpoints_and_holds_up_nobody() -> None:
+    gateway = Gateway(A, B, settings=PickerSettings(first_pass=1e4, longest_hold=1e6))
+    first = gateway.ask(_CHUNK, among=(B,))
+    second = gateway.ask(_CHUNK, among=(B,))
+    third = gateway.ask(_CHUNK)
+    assert gateway.pick(first).endpoints == (B,)
+    assert second not in gateway.answers
+    assert gateway.pick(third).endpoints[0] == A
+
+
+@pytest.mark.parametrize("among", [(), ("10.9.9.9:1",)])
+def test_a_subset_without_a_ready_endpoint_is_refused(among: tuple[str, ...]) -> None:
+    gateway = Gateway(A, B)
+    assert gateway.refusal(gateway.ask(among=among)).reason is Refusal.NONE_READY
+
+
+def test_a_request_without_a_prompt_is_answered_at_once() -> None:
+    gateway = Gateway(A)
+    gateway.handle(AskedAtOnce(StreamKey(GATEWAY_ID, 77)))
+    assert gateway.pick(77) == Pick(StreamKey(GATEWAY_ID, 77), (A,), AT_ONCE)
+
+
+def test_a_request_too_long_for_every_endpoint_goes_to_one_that_says_so_itself() -> None:
+    gateway = Gateway()
+    gateway.handle(EndpointListed(EndpointInfo(A, "m", _CHUNK, max_model_len=50)))
+    gateway.scraped(A)
+    assert gateway.pick(gateway.ask(100)).rule == BEST_GUESS
+
+
+def test_a_turn_of_a_conversation_returns_to_the_endpoint_that_has_its_beginning() -> None:
+    gateway = Gateway(A, B, C)
+    first = gateway.ask(token_ids=array("I", range(800)))
+    gateway.pass_time(1.0)
+    gateway.end(first)
+    for _ in range(3):
+        gateway.ask(50)
+    again = gateway.ask(token_ids=array("I", range(900)))
+    assert gateway.pick(again).endpoints[0] == gateway.pick(first).endpoints[0]
+
+
+def test_kv_events_name_the_endpoint_that_has_a_beginning_which_nobody_sent_it() -> None:
+    gateway = Gateway(A, B, C)
+    tokens = array("I", range(800))
+    gateway.handle(KvChanged(B, (StoredBlocks(tuple(range(50)), None, tokens, 16),)))
+    assert gateway.pick(gateway.ask(token_ids=tokens)).endpoints[0] == B
+
+
+@pytest.mark.parametrize("forgets", ["removed", "cleared"])
+def test_beginnings_that_an_endpoint_has_dropped_are_forgotten(forgets: str) -> None:
+    gateway = Gateway(A, B)
+    tokens = array("I", range(800))
+    gateway.handle(KvChanged(B, (StoredBlocks(tuple(range(50)), None, tokens, 16),)))
+    if forgets == "cleared":
+        gateway.handle(KvChanged(B, is_cleared=True))
+    else:
+        gateway.handle(KvChanged(B, removed=tuple(range(50))))
+    assert gateway.pick(gateway.ask(token_ids=tokens)).rule != "own-unit"
+    assert gateway.pick(1).endpoints[0] == A
+
+
+def test_an_endpoint_that_refuses_connections_gets_nothing_until_it_answers_again() -> None:
+    gateway = Gateway(A, B)
+    gateway.scraped(A, Silence.REFUSED)
+    for _ in range(4):
+        assert gateway.pick(gateway.ask()).endpoints == (B,)
+    gateway.scraped(A)
+    named = {gateway.pick(gateway.ask(900)).endpoints[0] for _ in range(2)}
+    assert A in named
+
+
+def test_a_request_that_failed_takes_its_endpoint_out_before_the_next_scrape() -> None:
+    gateway = Gateway(A, B)
+    number = gateway.ask()
+    failed = gateway.pick(number).endpoints[0]
+    gateway.handle(Responded(StreamKey(GATEWAY_ID, number), failed=True))
+    assert failed not in gateway.pick(gateway.ask()).endpoints
+
+
+def test_a_fallback_that_served_says_that_the_first_has_failed() -> None:
+    gateway = Gateway(A, B)
+    number = gateway.ask()
+    first, second = gateway.pick(number).endpoints
+    gateway.handle(Responded(StreamKey(GATEWAY_ID, number), served=second))
+    loads = {each.address: each.num_requests for each in gateway.core.endpoints()}
+    assert loads == {first: 0, second: 1}
+    assert gateway.pick(gateway.ask()).endpoints == (second,)
+
+
+def test_a_frozen_endpoint_is_left_out_while_another_answers() -> None:
+    gateway = Gateway(A, B)
+    gateway.pass_time(1.0)
+    gateway.scraped(A, Silence.TIMEOUT)
+    for _ in range(4):
+        assert gateway.pick(gateway.ask()).endpoints == (B,)
+
+
+def test_silent_endpoints_are_better_than_none_and_are_not_waited_for() -> None:
+    gateway = Gateway(A)
+    gateway.pass_time(1.0)
+    gateway.scraped(A, Silence.TIMEOUT)
+    assert gateway.pick(gateway.ask()) == Pick(StreamKey(GATEWAY_ID, 1), (A,), BEST_GUESS)
+
+
+def test_an_endpoint_whose_metrics_are_silent_stays_while_it_answers_requests() -> None:
+    gateway = Gateway(A, B)
+    number = gateway.ask()
+    first = gateway.pick(number).endpoints[0]
+    begun_at = gateway.now
+    gateway.pass_time(0.5)
+    gateway.handle(Responded(StreamKey(GATEWAY_ID, number)))
+    gateway.handle(Scraped(first, Silence.TIMEOUT, begun_at))
+    assert first in gateway.pick(gateway.ask()).endpoints
+
+
+def test_an_endpoint_without_metrics_is_up_and_its_passes_are_guessed() -> None:
+    gateway = Gateway()
+    gateway.handle(EndpointListed(EndpointInfo(A, "m", _CHUNK)))
+    gateway.scraped(A, Silence.NO_METRICS)
+    assert gateway.pick(gateway.ask()).endpoints == (A,)
+    assert gateway.core.endpoints()[0].ends is Ends.GUESSED
+
+
+def test_an_endpoint_that_nobody_scrapes_rests_after_a_failure_longer_each_time() -> None:
+    gateway = Gateway()
+    gateway.handle(EndpointListed(EndpointInfo(A, "m", _CHUNK, has_metrics=False)))
+    for rest in (1.0, 2.0, 4.0):
+        number = gateway.ask()
+        gateway.handle(Responded(StreamKey(GATEWAY_ID, number), failed=True))
+        gateway.pass_time(rest * 0.9)
+        assert gateway.refusal(gateway.ask()).reason is Refusal.NONE_READY
+        gateway.pass_time(rest * 0.2)
+        gateway.end(number)
+
+
+def test_requests_that_wait_are_refused_when_the_last_endpoint_dies() -> None:
+    gateway = Gateway(A, settings=PickerSettings(first_pass=1e4, longest_hold=1e6))
+    gateway.ask(_CHUNK)
+    second = gateway.ask(_CHUNK)
+    gateway.scraped(A, Silence.REFUSED)
+    assert gateway.refusal(second).reason is Refusal.NONE_READY
+
+
+def test_an_endpoint_that_is_no_longer_listed_gets_no_more() -> None:
+    gateway = Gateway(A, B)
+    gateway.handle(EndpointUnlisted(A))
+    assert gateway.pick(gateway.ask()).endpoints == (B,)
+
+
+def test_a_request_whose_client_leaves_while_it_waits_is_never_answered() -> None:
+    gateway = Gateway(A, settings=PickerSettings(first_pass=1.0, longest_hold=60.0))
+    gateway.ask(_CHUNK)
+    second = gateway.ask(_CHUNK)
+    gateway.end(second)
+    gateway.pass_time(5.0)
+    assert second not in gateway.answers
+    assert gateway.core.num_waiting == 0
+
+
+def test_what_others_send_an_endpoint_counts_by_its_metrics() -> None:
+    gateway = Gateway(A, B)
+    gateway.scraped(A, EndpointMetrics(num_running=30, num_waiting=10))
+    assert all(gateway.pick(gateway.ask(400)).endpoints[0] == B for _ in range(2))
+
+
+def test_blocks_in_use_by_the_metrics_keep_prompts_away() -> None:
+    gateway = Gateway(A, B)
+    for address, usage in ((A, 1.0), (B, 0.0)):
+        gateway.scraped(address, EndpointMetrics(kv_usage=usage, num_blocks=1000))
+    assert all(gateway.pick(gateway.ask(300)).endpoints[0] == B for _ in range(3))
+
+
+def test_names_from_kv_events_are_those_of_the_prompt_whatever_the_block_size() -> None:
+    tokens = array("I", range(3000))
+    for size in (16, 48, 128):
+        hashes = tuple(block_names(tokens, size))
+        chains = KvChains()
+        found: list[object] = []
+        for at in range(0, len(hashes), 7):  # in steps, as prompts come in chunks
+            part = hashes[at : at + 7]
+            token_ids = tokens[at * size : (at + len(part)) * size]
+            parent = hashes[at - 1] if at else None
+            found += [name for name, _ in chains.store(StoredBlocks(part, parent, token_ids, size))]
+        expected = waypoint_names(tokens[: len(hashes) * size + 1])
+        assert tuple(found) == expected
+        assert tuple(chains.remove(hashes)) == expected
+
+
+def test_blocks_behind_an_unknown_parent_have_no_names() -> None:
+    assert KvChains().store(StoredBlocks((1,), 99, range(64), 64)) == []
