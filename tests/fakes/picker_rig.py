@@ -169,7 +169,7 @@ def named(response: Any) -> Sequence[str]:
     common = response.request_headers.response
     (option,) = common.header_mutation.set_headers
     assert option.header.key == "x-gateway-destination-endpoint"
-    in_header = option.header.raw_value.decode()
+    in_header = str(option.header.raw_value.decode())
     fields = response.dynamic_metadata.fields["envoy.lb"].struct_value.fields
     assert fields["x-gateway-destination-endpoint"].string_value == in_header
     return in_header.split(",")

@@ -22,6 +22,7 @@ from services.picker.endpoints_file import entries_of, read_entries, resolve
 from services.picker.kv_events import KvEventReader, read_batch
 from services.picker.prompts import Prompts
 from services.picker.vllm_metrics import read_metrics
+from services.runtime.config import read_config
 from tests.fakes.picker_rig import Endpoints, Exchange, named, picker, response_headers, until
 
 _BODY = json.dumps({"prompt": "Hello"}).encode()
@@ -75,10 +76,10 @@ async def test_a_name_is_all_of_its_addresses() -> None:
     assert listed.info.max_model_len == MOST_TOKENS
 
 
-def test_endpoints_are_given_in_one_way() -> None:
-    for given in ({}, {"endpoints": "a:1", "endpoints_file": Path("f")}):
-        with pytest.raises(ValueError, match="either"):
-            PickerConfig(_cli_parse_args=[], **given)
+@pytest.mark.parametrize("flags", [[], ["--endpoints=a:1", "--endpoints-file=f"]])
+def test_endpoints_are_given_in_one_way(flags: list[str]) -> None:
+    with pytest.raises(HeadwayError, match="either"):
+        read_config(PickerConfig, flags)
 
 
 # --- metrics ----------------------------------------------------------------------------
