@@ -10,6 +10,7 @@ from cli.service import become
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Register the options: all are the service's own."""
     parser.add_argument("flags", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.epilog = "Its flags: headway service picker --help lists them."
     parser.set_defaults(run=run)
 
 

@@ -158,7 +158,7 @@ def unknown_words(line: str) -> list[str]:
     words = shlex.split(line.replace("…", ""), comments=True)[1:]
     named = tuple(takewhile(lambda word: not word.startswith("-"), words))
     flags = [word.split("=")[0] for word in words if word.startswith("--")]
-    if named[:1] == ("service",):  # it reads its flags itself, and its help ends the process
+    if named[:1] in (("service",), ("picker",)):  # they read their flags themselves
         return [flag for flag in flags if variable(f"service.{flag[2:]}") not in options()]
     printed = help_of(named)
     if printed is None:

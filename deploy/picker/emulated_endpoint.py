@@ -85,10 +85,15 @@ class EmulatedEndpoint:
         uncached = max(1, len(text) // 4 - cached)
         self.num_waiting += 1
         try:
-            async with self._device:
-                await asyncio.sleep(uncached * self.costs.token)
+            await self._device.acquire()
         finally:
             self.num_waiting -= 1
+        self.num_running += 1
+        try:
+            await asyncio.sleep(uncached * self.costs.token)
+        finally:
+            self.num_running -= 1
+            self._device.release()
         for name in names:
             self._cache.pop(name, None)
             self._cache[name] = None

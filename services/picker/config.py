@@ -47,6 +47,9 @@ class PickerConfig(PresetConfig):
         _PICKER.num_fallbacks, ge=0, le=16, description="endpoints named behind the first"
     )
     scrape_interval: float = Field(1.0, ge=0.05, le=60.0, description="s between scrapes")
+    scrape_timeout: float = Field(
+        1.0, ge=0.05, le=60.0, description="s without an answer after which a scrape counts as none"
+    )
     resolve_interval: float = Field(
         5.0, ge=0.1, le=3600.0, description="s between look-ups of names, and of the file"
     )
@@ -57,9 +60,10 @@ class PickerConfig(PresetConfig):
         _SCHEDULER.max_waiting, ge=1, description="requests in the window, then 429"
     )
     flow_control_cycles: int = Field(
-        _SCHEDULER.flow_control.num_cycles,
+        1000,
         ge=1,
-        description="N_limit: cycles left over before throttling; 429 at twice as many",
+        description="N_limit: cycles left over before throttling; 429 at twice as many. By default "
+        "the window's size and --longest-hold bound the wait before that",
     )
 
     @model_validator(mode="after")

@@ -21,7 +21,7 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Entry(_Table):
+class EndpointEntry(_Table):
     """One ``[[endpoints]]`` of the file."""
 
     address: str
@@ -45,7 +45,7 @@ class Entry(_Table):
 
 
 class _File(_Table):
-    endpoints: list[Entry] = []
+    endpoints: list[EndpointEntry] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Listed:
     kv_replay: str = ""
 
 
-def read_entries(file: Path) -> Sequence[Entry]:
+def read_entries(file: Path) -> Sequence[EndpointEntry]:
     """Return the entries of a file; INVALID_ARGUMENT says what is wrong with it."""
     try:
         return _File(**tomllib.loads(file.read_text("utf-8"))).endpoints
@@ -69,12 +69,12 @@ def read_entries(file: Path) -> Sequence[Entry]:
         raise _wrong(file, f"{where} is {first['input']!r:.80}: {first['msg']}") from error
 
 
-def entries_of(flag: str) -> Sequence[Entry]:
+def entries_of(flag: str) -> Sequence[EndpointEntry]:
     """Return the entries of ``--endpoints``; INVALID_ARGUMENT for what is no address."""
     addresses = [part.strip() for part in flag.split(",") if part.strip()]
     for address in addresses:
         host_and_port("endpoints", address)
-    return [Entry(address=address) for address in addresses]
+    return [EndpointEntry(address=address) for address in addresses]
 
 
 def _wrong(file: Path, problem: str) -> HeadwayError:
@@ -82,7 +82,7 @@ def _wrong(file: Path, problem: str) -> HeadwayError:
     return HeadwayError(Code.INVALID_ARGUMENT, message, param="endpoints_file")
 
 
-async def resolve(entries: Sequence[Entry]) -> list[Listed]:
+async def resolve(entries: Sequence[EndpointEntry]) -> list[Listed]:
     """Return the addresses behind all entries; an OSError for a name that cannot be looked up."""
     found: dict[str, Listed] = {}
     for entry in entries:
@@ -104,7 +104,7 @@ async def _addresses(host: str) -> list[str]:
         return sorted(v4 or found)  # of one host in both families, once
 
 
-def _listed(entry: Entry, ip: str, port: int) -> Listed:
+def _listed(entry: EndpointEntry, ip: str, port: int) -> Listed:
     info = EndpointInfo(
         f"{ip}:{port}", entry.model, entry.chunk_tokens, entry.max_model_len, entry.metrics
     )

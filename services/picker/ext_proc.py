@@ -21,7 +21,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 from envoy.type.v3 import http_status_pb2
 from google.protobuf import struct_pb2
 
-from headway.core.picker.events import Pick, Refusal, Refuse
+from headway.core.picker.events import Pick, Refuse, WhyRefused
 
 DESTINATION = "x-gateway-destination-endpoint"
 SUBSET, SERVED = f"{DESTINATION}-subset", f"{DESTINATION}-served"
@@ -37,7 +37,7 @@ Answer = Pick | Refuse
 
 
 @dataclass(slots=True)
-class Exchange:
+class HttpExchange:
     """One HTTP request, as far as it has come; ``among``: the subset hint, None without one."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class ExternalProcessor(external_processor_pb2_grpc.ExternalProcessorServicer): 
 
     def __init__(
         self,
-        ask: Callable[[int, Exchange], Awaitable[Answer]],
+        ask: Callable[[int, HttpExchange], Awaitable[Answer]],
         responded: Callable[[int, str, bool], None],
         ended: Callable[[int], None],
         max_body: int,
@@ -87,10 +87,10 @@ class ExternalProcessor(external_processor_pb2_grpc.ExternalProcessorServicer): 
 class _Stream:
     """The state of one exchange: which message is answered by which."""
 
-    def __init__(self, ask: Callable[[Exchange], Awaitable[Answer]], max_body: int) -> None:
+    def __init__(self, ask: Callable[[HttpExchange], Awaitable[Answer]], max_body: int) -> None:
         self._ask = ask
         self._max_body = max_body
-        self._exchange = Exchange()
+        self._exchange = HttpExchange()
         self._pieces: list[bytes] = []
         self._size = 0
         self._waits = False
@@ -149,12 +149,12 @@ class _Stream:
         return answers if self.is_over else [*answers, *_body(body, is_end=is_end)]
 
 
-def _exchange(message: Any) -> Exchange:
+def _exchange(message: Any) -> HttpExchange:
     headers = {
         each.key.lower(): each.value or each.raw_value.decode("utf-8", "replace")
         for each in message.request_headers.headers.headers
     }
-    return Exchange(headers, _subset(message.metadata_context.filter_metadata))
+    return HttpExchange(headers, _subset(message.metadata_context.filter_metadata))
 
 
 def _subset(metadata: Any) -> tuple[str, ...] | None:
@@ -223,7 +223,7 @@ def _as_it_came(message: Any, kind: str, is_streamed: bool) -> Any:
 
 
 def _refusal(refuse: Refuse) -> Any:
-    is_shed = refuse.reason is Refusal.SHED
+    is_shed = refuse.reason is WhyRefused.SHED
     kind = "rate_limit_exceeded" if is_shed else "service_unavailable"
     return _immediate(429 if is_shed else 503, kind, refuse.message, refuse.retry_after)
 

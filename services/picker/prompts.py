@@ -79,7 +79,7 @@ class Prompts:
         return _by_bytes(body)
 
     def _standing(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Standing:
-        """Return class and tenant; a class that there is not is none, as for the gateway's user."""
+        """Return class and tenant; a class that there is not counts as none."""
         priority, name = body.get("priority"), headers.get(CLASS) or headers.get(OBJECTIVE, "")
         found: ServiceClass | None = self._classes.by_name.get(name)
         if found is None and type(priority) is int:

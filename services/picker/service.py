@@ -16,13 +16,13 @@ from prometheus_client import CollectorRegistry
 
 from headway.core.picker.core import GATEWAY_ID, PickerCore
 from headway.core.picker.events import (
-    Asked,
-    AskedAtOnce,
-    Ended,
     EndpointListed,
     EndpointStatus,
     EndpointUnlisted,
     Pick,
+    PickAsked,
+    PickAskedAtOnce,
+    PickEnded,
     PickerAction,
     PickerEvent,
     Refuse,
@@ -32,8 +32,8 @@ from headway.core.scheduler.events import Decision, Note
 from headway.errors import Code, HeadwayError
 from headway.request import StreamKey
 from services.picker.config import PickerConfig
-from services.picker.endpoints_file import Entry, entries_of, read_entries, resolve
-from services.picker.ext_proc import Answer, Exchange, ExternalProcessor
+from services.picker.endpoints_file import EndpointEntry, entries_of, read_entries, resolve
+from services.picker.ext_proc import Answer, ExternalProcessor, HttpExchange
 from services.picker.metrics import PickerMetrics
 from services.picker.prompts import Prompts
 from services.picker.watcher import Watcher
@@ -87,7 +87,7 @@ class PickerService:
         self.address = ""
         self.num_answered = 0
 
-    def _read_entries(self) -> Mapping[str, Entry]:
+    def _read_entries(self) -> Mapping[str, EndpointEntry]:
         file = self._config.endpoints_file
         entries = read_entries(file) if file is not None else entries_of(self._config.endpoints)
         return {entry.address: entry for entry in entries}
@@ -141,7 +141,7 @@ class PickerService:
 
     # --- exchanges --------------------------------------------------------------------
 
-    async def _ask(self, number: int, exchange: Exchange) -> Answer:
+    async def _ask(self, number: int, exchange: HttpExchange) -> Answer:
         key, now = StreamKey(GATEWAY_ID, number), self._clock.now()
         future = asyncio.get_running_loop().create_future()
         self._answers[key] = future
@@ -151,16 +151,16 @@ class PickerService:
         self._metrics.answered(answer, self._clock.now() - now)
         return answer
 
-    def _question(self, key: StreamKey, exchange: Exchange, now: float) -> PickerEvent:
+    def _question(self, key: StreamKey, exchange: HttpExchange, now: float) -> PickerEvent:
         try:
             body = json.loads(exchange.body) if exchange.body else None
         except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):
-            return AskedAtOnce(key, exchange.among)
+            return PickAskedAtOnce(key, exchange.among)
         model = self._model_of(body.get("model"))
         request = self._prompts.request_of(body, exchange.headers, key.stream_id, model, now)
-        return Asked(request, exchange.among)
+        return PickAsked(request, exchange.among)
 
     def _model_of(self, name: object) -> str:
         """Return the pool of a model's name: an adapter's, or any other, is that of the first."""
@@ -173,7 +173,7 @@ class PickerService:
     def _ended(self, number: int) -> None:
         key = StreamKey(GATEWAY_ID, number)
         self._answers.pop(key, None)
-        self._driver.post(Ended(key))
+        self._driver.post(PickEnded(key))
 
     def _perform(self, action: PickerAction) -> None:
         match action:
@@ -224,6 +224,7 @@ class PickerService:
                     each,
                     self._client,
                     self._config.scrape_interval,
+                    self._config.scrape_timeout,
                     self._clock.now,
                     self._driver.post,
                 )

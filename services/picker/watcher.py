@@ -24,12 +24,14 @@ class Watcher:
         listed: Listed,
         client: aiohttp.ClientSession,
         interval: float,
+        timeout: float,
         now: Callable[[], float],
         post: Callable[[Scraped | KvChanged], None],
     ) -> None:
         self.listed = listed
         self._client = client
         self._interval = interval
+        self._timeout = timeout
         self._now = now
         self._post = post
         address = listed.info.address
@@ -56,7 +58,7 @@ class Watcher:
     async def _scrape(self) -> EndpointMetrics | Silence:
         url = f"http://{self.listed.info.address}/metrics"
         try:
-            async with asyncio.timeout(self._interval), self._client.get(url) as reply:
+            async with asyncio.timeout(self._timeout), self._client.get(url) as reply:
                 if reply.status >= 500:
                     return Silence.REFUSED
                 text = await reply.content.read(_MOST_BYTES)

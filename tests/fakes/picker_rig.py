@@ -64,6 +64,7 @@ class Endpoints:
 async def picker(*addresses: str, **options: Any) -> AsyncIterator[PickerService]:
     """Run a picker in front of these endpoints; it is ready, or has none."""
     given = {"listen": "127.0.0.1:0", "endpoints": ",".join(addresses), "scrape_interval": 0.2}
+    given["scrape_timeout"] = 3.0  # endpoints of busy machines answer late
     service = PickerService(PickerConfig(_cli_parse_args=[], **{**given, **options}))
     try:
         await service.start()

@@ -14,11 +14,8 @@ from heapq import heappop, heappush
 from math import inf
 
 from headway.blocks import BlockHash
-from headway.core.picker.endpoint import Endpoint
+from headway.core.picker.endpoint import EndpointLedger
 from headway.core.picker.events import (
-    Asked,
-    AskedAtOnce,
-    Ended,
     EndpointInfo,
     EndpointListed,
     EndpointMetrics,
@@ -26,13 +23,16 @@ from headway.core.picker.events import (
     EndpointUnlisted,
     KvChanged,
     Pick,
+    PickAsked,
+    PickAskedAtOnce,
+    PickEnded,
     PickerAction,
     PickerEvent,
     PickerSettings,
-    Refusal,
     Refuse,
     Responded,
     Scraped,
+    WhyRefused,
 )
 from headway.core.picker.health import Health, Level
 from headway.core.picker.kv_chains import KvChains
@@ -75,7 +75,7 @@ BEST_GUESS, AT_ONCE = "best-guess", "at-once"
 class _Known:
     """An endpoint; ``joined``: the scheduler counts it among its workers."""
 
-    endpoint: Endpoint
+    endpoint: EndpointLedger
     health: Health
     chains: KvChains
     joined: bool = False
@@ -121,13 +121,13 @@ class PickerCore:
         """React to one event."""
         self._begin(now)
         match event:
-            case Asked():
+            case PickAsked():
                 self._on_asked(event, now)
-            case AskedAtOnce(key, among):
+            case PickAskedAtOnce(key, among):
                 self._on_asked_at_once(key, among)
             case Responded():
                 self._on_responded(event, now)
-            case Ended(key):
+            case PickEnded(key):
                 self._on_ended(key, now)
             case EndpointListed(info):
                 self._on_listed(info, now)
@@ -159,7 +159,7 @@ class PickerCore:
 
     # --- requests ---------------------------------------------------------------------
 
-    def _on_asked(self, asked: Asked, now: float) -> None:
+    def _on_asked(self, asked: PickAsked, now: float) -> None:
         request = asked.request
         among = None if asked.among is None else frozenset(asked.among)
         if not self._candidates(among, request.model):
@@ -183,7 +183,7 @@ class PickerCore:
     def _refuse_none_ready(self, key: StreamKey) -> None:
         self._open.pop(key, None)
         message = "no endpoint that may serve this request is ready: try again"
-        self._actions.append(Refuse(key, Refusal.NONE_READY, message, 1.0))
+        self._actions.append(Refuse(key, WhyRefused.NONE_READY, message, 1.0))
 
     def _answer(self, entry: _Open, address: str, rule: str) -> None:
         """Name an endpoint, and behind it those that owe least."""
@@ -274,7 +274,7 @@ class PickerCore:
         if known is None or known.endpoint.info.model != info.model:
             if known is not None:
                 self._leave(known, "its model has changed", now)
-            endpoint = Endpoint(info, self._settings.first_pass)
+            endpoint = EndpointLedger(info, self._settings.first_pass)
             health = Health(info.has_metrics, self._settings.rests)
             self._known[info.address] = _Known(endpoint, health, KvChains())
             return
@@ -405,7 +405,7 @@ class PickerCore:
         if rejected.code is Code.RESOURCE_EXHAUSTED:
             del self._open[rejected.key]
             self._actions.append(
-                Refuse(rejected.key, Refusal.SHED, rejected.message, rejected.retry_after)
+                Refuse(rejected.key, WhyRefused.SHED, rejected.message, rejected.retry_after)
             )
         else:
             self._guess(entry, now)  # the endpoint says itself what is wrong with a request

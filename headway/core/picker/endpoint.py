@@ -32,16 +32,17 @@ cached, or events are lost."""
 
 @dataclass(slots=True)
 class _Held:
-    """A request that was sent there; ``owed``: prompt tokens that are still to be computed."""
+    """A request that was sent there; ``owed``: tokens still to be computed of its ``uncached``."""
 
     num_tokens: int
+    uncached: int
     owed: float
     sent_at: float
     dispatch_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PromptsThrough:
     """Requests and dispatches whose prompts are through since the last look."""
 
     dispatch_ids: tuple[int, ...]
@@ -49,7 +50,7 @@ class Progress:
     """From the last such instant, or from the sending, to this one."""
 
 
-class Endpoint:
+class EndpointLedger:
     """One endpoint. ``first_pass``: seconds of a full chunk while nothing has been measured."""
 
     def __init__(self, info: EndpointInfo, first_pass: float) -> None:
@@ -122,7 +123,7 @@ class Endpoint:
     def take(self, request: Request, owed: int, dispatch_id: int, *, now: float) -> None:
         """Book a request; ``owed``: its prompt tokens without those cached there."""
         self._drain(now)
-        self._held[request.key] = _Held(request.num_tokens, float(owed), now, dispatch_id)
+        self._held[request.key] = _Held(request.num_tokens, owed, owed, now, dispatch_id)
 
     def end(self, key: StreamKey, *, now: float) -> FinishedRequest | None:
         """Forget a request that has ended; None if it has none of this key."""
@@ -155,7 +156,7 @@ class Endpoint:
     def _clock_time(self) -> float:
         return self._token_time * (_SLOWEST if self.ends is Ends.INFERRED else 1.0)
 
-    def progress(self, *, now: float) -> Progress | None:
+    def progress(self, *, now: float) -> PromptsThrough | None:
         """Return what is through since the last look, None for nothing."""
         self._drain(now)
         done = [h for h in self._held.values() if h.owed <= 0 and h.dispatch_id]
@@ -167,7 +168,7 @@ class Endpoint:
             held.dispatch_id = 0
         self._through_at = now
         self.num_passes += 1
-        return Progress(ids, max(0.0, now - since))
+        return PromptsThrough(ids, max(0.0, now - since))
 
     def _drain(self, now: float) -> None:
         """Let the clock compute what it can since it last did."""
@@ -211,7 +212,7 @@ class Endpoint:
         own = [h for h in self._held.values() if h.sent_at < begun_at]
         waiting = min(metrics.num_waiting, len(own))
         for held in own[len(own) - waiting :]:  # the clock was too fast for the last ones
-            held.owed = held.owed or float(held.num_tokens)
+            held.owed = held.owed or held.uncached
         num_owed = sum(held.owed > 0 for held in own)
         self._others = (
             max(0, metrics.num_running - (len(own) - waiting)),

@@ -71,7 +71,7 @@ class StoredBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PickAsked:
     """A gateway's question where a request shall go, and when.
 
     ``among``: the only endpoints that may be named (a subset hint); None for any.
@@ -82,7 +82,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedAtOnce:
+class PickAskedAtOnce:
     """The same for a request without a prompt, which no window holds."""
 
     key: StreamKey
@@ -102,7 +102,7 @@ class Responded:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class PickEnded:
     """The end of a request at its gateway: answered, failed, or its client has left."""
 
     key: StreamKey
@@ -155,10 +155,10 @@ class KvChanged:
 
 
 PickerEvent = (
-    Asked
-    | AskedAtOnce
+    PickAsked
+    | PickAskedAtOnce
     | Responded
-    | Ended
+    | PickEnded
     | EndpointListed
     | EndpointUnlisted
     | Scraped
@@ -177,7 +177,7 @@ class Pick:
     rule: str
 
 
-class Refusal(Enum):
+class WhyRefused(Enum):
     """Why a request gets no endpoint."""
 
     NONE_READY = "none ready"  # HTTP 503
@@ -189,7 +189,7 @@ class Refuse:
     """No endpoint; ``retry_after`` in seconds, 0 for no hint."""
 
     key: StreamKey
-    reason: Refusal
+    reason: WhyRefused
     message: str
     retry_after: float = 0.0
 

@@ -10,9 +10,6 @@ import pytest
 from headway.blocks import block_names, waypoint_names
 from headway.core.picker.core import AT_ONCE, BEST_GUESS, GATEWAY_ID, PickerCore
 from headway.core.picker.events import (
-    Asked,
-    AskedAtOnce,
-    Ended,
     EndpointInfo,
     EndpointListed,
     EndpointMetrics,
@@ -20,14 +17,17 @@ from headway.core.picker.events import (
     Ends,
     KvChanged,
     Pick,
+    PickAsked,
+    PickAskedAtOnce,
+    PickEnded,
     PickerAction,
     PickerSettings,
-    Refusal,
     Refuse,
     Responded,
     Scraped,
     Silence,
     StoredBlocks,
+    WhyRefused,
 )
 from headway.core.picker.kv_chains import KvChains
 from headway.core.scheduler.settings import SchedulerSettings
@@ -91,7 +91,7 @@ class Gateway:
             stream_id=self._number,
             gateway_id=GATEWAY_ID,
         )
-        self.handle(Asked(request, among))
+        self.handle(PickAsked(request, among))
         return self._number
 
     def pass_time(self, seconds: float) -> None:
@@ -112,7 +112,7 @@ class Gateway:
         return answer
 
     def end(self, number: int) -> None:
-        self.handle(Ended(StreamKey(GATEWAY_ID, number)))
+        self.handle(PickEnded(StreamKey(GATEWAY_ID, number)))
 
 
 def test_a_request_gets_an_idle_endpoint_at_once_and_the_others_as_fallbacks() -> None:
@@ -136,13 +136,13 @@ def test_no_more_fallbacks_are_named_than_asked_for() -> None:
 
 def test_without_an_endpoint_a_request_is_refused_as_none_is_ready() -> None:
     gateway = Gateway()
-    assert gateway.refusal(gateway.ask()).reason is Refusal.NONE_READY
+    assert gateway.refusal(gateway.ask()).reason is WhyRefused.NONE_READY
 
 
 def test_an_endpoint_takes_requests_only_after_its_first_scrape() -> None:
     gateway = Gateway()
     gateway.handle(EndpointListed(EndpointInfo(A, "m", _CHUNK)))
-    assert gateway.refusal(gateway.ask()).reason is Refusal.NONE_READY
+    assert gateway.refusal(gateway.ask()).reason is WhyRefused.NONE_READY
     gateway.scraped(A)
     assert gateway.pick(gateway.ask()).endpoints == (A,)
 
@@ -197,7 +197,7 @@ def test_a_window_without_room_sheds_with_a_hint_when_to_come_again() -> None:
     gateway = Gateway(A, scheduler=scheduler, settings=settings)
     gateway.ask(_CHUNK), gateway.ask(_CHUNK)
     refusal = gateway.refusal(gateway.ask(_CHUNK))
-    assert refusal.reason is Refusal.SHED
+    assert refusal.reason is WhyRefused.SHED
     assert refusal.retry_after >= 1.0
 
 
@@ -210,7 +210,7 @@ def test_requests_that_have_waited_too_many_cycles_make_flow_control_shed() -> N
     for _ in range(20):
         gateway.ask(_CHUNK)
     gateway.pass_time(10.0)
-    assert gateway.refusal(gateway.ask(_CHUNK)).reason is Refusal.SHED
+    assert gateway.refusal(gateway.ask(_CHUNK)).reason is WhyRefused.SHED
 
 
 def test_a_subset_hint_names_the_only_endpoints_that_may_serve() -> None:
@@ -232,12 +232,12 @@ def test_a_request_with_a_subset_waits_for_its_own_endpoints_and_holds_up_nobody
 @pytest.mark.parametrize("among", [(), ("10.9.9.9:1",)])
 def test_a_subset_without_a_ready_endpoint_is_refused(among: tuple[str, ...]) -> None:
     gateway = Gateway(A, B)
-    assert gateway.refusal(gateway.ask(among=among)).reason is Refusal.NONE_READY
+    assert gateway.refusal(gateway.ask(among=among)).reason is WhyRefused.NONE_READY
 
 
 def test_a_request_without_a_prompt_is_answered_at_once() -> None:
     gateway = Gateway(A)
-    gateway.handle(AskedAtOnce(StreamKey(GATEWAY_ID, 77)))
+    gateway.handle(PickAskedAtOnce(StreamKey(GATEWAY_ID, 77)))
     assert gateway.pick(77) == Pick(StreamKey(GATEWAY_ID, 77), (A,), AT_ONCE)
 
 
@@ -348,7 +348,7 @@ def test_an_endpoint_that_nobody_scrapes_rests_after_a_failure_longer_each_time(
         number = gateway.ask()
         gateway.handle(Responded(StreamKey(GATEWAY_ID, number), failed=True))
         gateway.pass_time(rest * 0.9)
-        assert gateway.refusal(gateway.ask()).reason is Refusal.NONE_READY
+        assert gateway.refusal(gateway.ask()).reason is WhyRefused.NONE_READY
         gateway.pass_time(rest * 0.2)
         gateway.end(number)
 
@@ -358,7 +358,7 @@ def test_requests_that_wait_are_refused_when_the_last_endpoint_dies() -> None:
     gateway.ask(_CHUNK)
     second = gateway.ask(_CHUNK)
     gateway.scraped(A, Silence.REFUSED)
-    assert gateway.refusal(second).reason is Refusal.NONE_READY
+    assert gateway.refusal(second).reason is WhyRefused.NONE_READY
 
 
 def test_an_endpoint_that_is_no_longer_listed_gets_no_more() -> None:
