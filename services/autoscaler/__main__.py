@@ -24,5 +24,10 @@ async def build(runtime: Runtime[AutoscalerConfig]) -> AutoscalerService:
     return service
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serve until a signal ends it."""
     run_service(load_config(AutoscalerConfig), build)
+
+
+if __name__ == "__main__":
+    main()

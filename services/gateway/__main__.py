@@ -7,5 +7,11 @@ from services.gateway.service import build
 from services.runtime.config import load_config
 from services.runtime.service import run_service
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Serve until a signal ends it."""
     run_service(load_config(GatewayConfig), build)
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,10 @@ from services.runtime.config import is_loopback
 from services.runtime.identity.tls_files import tls_options
 from services.runtime.rooms import model_folder
 
+_OF_A_WORKER = ("services.worker.servicer", "services.worker.engine.backend")
+_OF_A_PREDICTOR = ("services.predictor.learner", "services.predictor.scorer")
+"""What these import when they load a model, which takes most of their start."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounts:
@@ -182,11 +186,11 @@ def process_specs(options: ClusterOptions, num_cores: int, num_gpus: int = 0) ->
             _spec(options, "scheduler", name, *_policy_flags(options))
             for name in scheduler_ids(options.schedulers)
         ),
-        _spec(options, "predictor", "predictor", *_predictor_flags(options)),
         _spec(
             *(options, "autoscaler", "autoscaler"),
             *(*_policy_flags(options), *_autoscaler_flags(options)),
         ),
+        _predictor_spec(options),
     ]
     roles = [
         (one, role)
@@ -217,7 +221,20 @@ def worker_spec(
         *("--num-threads", str(num_threads), *_chunk_flags(options, role)),
         *_share_flags(options, num_workers, num_gpus),
     )
-    return _spec(options, "worker", service_id, *flags, role=role)
+    spec = _spec(options, "worker", service_id, *flags, role=role)
+    is_ours = options.device == "cpu" and not any(f.startswith("--engine") for f in spec.flags)
+    # a card's driver and other engines start threads and processes as they see fit
+    return replace(spec, imports=(*_OF_A_WORKER, *_network(options.model)) if is_ours else None)
+
+
+def _network(model: str) -> tuple[str, ...]:
+    """Return the module of transformers with a model's network, where its folder names it."""
+    try:
+        kind = str(json.loads((Path(model) / "config.json").read_text())["model_type"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+    name = kind.replace("-", "_")
+    return (f"transformers.models.{name}.modeling_{name}",) if name.isidentifier() else ()
 
 
 def scheduler_ids(num_schedulers: int) -> list[str]:
@@ -232,7 +249,7 @@ def _spec(
     listens = ("--listen", options.service_listen)
     more = options.service_flags.get(service, ())
     given = (*every, *listens, *_tls_flags(options, service), *flags, *more)
-    return ProcessSpec(service, service_id, given, role=role)
+    return ProcessSpec(service, service_id, given, role=role, imports=())
 
 
 def _tls_flags(options: ClusterOptions, service: str) -> tuple[str, ...]:
@@ -274,14 +291,17 @@ def _gateway_flags(options: ClusterOptions) -> tuple[str, ...]:
     )
 
 
-def _predictor_flags(options: ClusterOptions) -> tuple[str, ...]:
-    """Return the trained predictors of remaining lengths, where the models have them."""
+def _predictor_spec(options: ClusterOptions) -> ProcessSpec:
+    """Return the predictor, with the trained ones of remaining lengths that the models have."""
     found = {}
     for one in options.by_model():
         folder = Path(one.predictor or Path(one.model) / "predictor")
         if one.predictor or folder.is_dir():
             found[one.served_name] = str(folder)
-    return ("--predictors", json.dumps(found)) if found else ()
+    if not found:
+        return _spec(options, "predictor", "predictor")
+    spec = _spec(options, "predictor", "predictor", "--predictors", json.dumps(found))
+    return replace(spec, imports=_OF_A_PREDICTOR)
 
 
 def _autoscaler_flags(options: ClusterOptions) -> tuple[str, ...]:

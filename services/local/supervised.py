@@ -8,8 +8,10 @@ import signal
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from headway.errors import Code, HeadwayError
+from services.local.forked import ForkedProcess, NotForked, Order, Template
 from services.local.tether import tethered
 from services.runtime import failpoints
 from services.runtime.essential import essential
@@ -29,9 +31,11 @@ _NOT_STARTED = 126  # as a shell says it
 class ProcessSpec:
     """A service: ``python -m services.<service> --service-id <service_id> <flags>``.
 
-    With ``command`` that instead, which then serves once ``address`` takes connections. ``role``
-    of a worker that may be scaled, for who scales it. ``membership``: what it is a member as
-    while it waits to be told more, where that is not its service.
+    With ``imports``, which may be none, it is a copy of the process that has imported these
+    modules; None: it is executed. With ``command`` that instead, which then serves once
+    ``address`` takes connections. ``role`` of a worker that may be scaled, for who scales it.
+    ``membership``: what it is a member as while it waits to be told more, where that is not its
+    service.
     """
 
     service: str
@@ -41,6 +45,7 @@ class ProcessSpec:
     address: str = ""
     role: str = ""
     membership: str = ""
+    imports: tuple[str, ...] | None = None
 
     def command_line(self) -> list[str]:
         """Return the command to execute."""
@@ -48,6 +53,11 @@ class ProcessSpec:
             return list(self.command)
         module = f"services.{self.service}"
         return module_command(module, "--service-id", self.service_id, *self.flags)
+
+    def order(self, environment: Mapping[str, str]) -> Order:
+        """Return the order of a copy."""
+        argv = (self.service_id, *self.flags)
+        return Order(self.service, argv, self.imports or (), environment)
 
 
 class SupervisedProcess:
@@ -63,6 +73,7 @@ class SupervisedProcess:
         log_folder: Path,
         say: Callable[[str], None],
         find: Callable[[ProcessSpec, int], Awaitable[str]],
+        template: Template | None = None,
     ) -> None:
         self.spec = spec
         self.address = ""
@@ -72,7 +83,8 @@ class SupervisedProcess:
         self.log_path = log_folder / f"{spec.service_id}.log"
         self._say = say
         self._find = find
-        self._process: asyncio.subprocess.Process | None = None
+        self._template = template
+        self._process: asyncio.subprocess.Process | ForkedProcess | None = None
         self._stopping = False
         self._has_served = False
         self._given_up = False
@@ -150,14 +162,7 @@ class SupervisedProcess:
     async def _run_once(self, environment: Mapping[str, str]) -> int:
         environment, self.next_life = {**environment, **self.next_life}, {}
         with self.log_path.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *tethered(self.spec.command_line()),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,  # Ctrl-C is for the supervisor: it drains in order
-            )
+            self._process = await self._begin(environment, log)
         self.show("starting")
         self._noticing = self._watch_start(self._process.pid)
         try:
@@ -166,6 +171,23 @@ class SupervisedProcess:
             self._noticing.cancel()
             self.address = ""
             self._settled.clear()
+
+    async def _begin(
+        self, environment: Mapping[str, str], log: BinaryIO
+    ) -> asyncio.subprocess.Process | ForkedProcess:
+        if self.spec.imports is not None and self._template is not None:
+            try:
+                return await self._template.fork(self.spec.order(environment), log.fileno())
+            except NotForked as reason:
+                self.show(f"executed, not copied: {reason}")
+        return await asyncio.create_subprocess_exec(
+            *tethered(self.spec.command_line()),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the supervisor: it drains in order
+        )
 
     def _watch_start(self, pid: int) -> asyncio.Task[None]:
         return essential(self._notice_serving(pid), f"start of {pid}", may_return=True)

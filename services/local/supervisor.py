@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from headway.errors import HeadwayError
+from services.local.forked import Template
 from services.local.supervised import ProcessSpec, SupervisedProcess
 from services.runtime.config import ServiceConfig, host_and_port
 from services.runtime.health import is_serving
@@ -37,10 +38,13 @@ class Supervisor:
         self._log_folder = log_folder
         self._say = say
         self._store: Store | None = None
+        self._template = Template(log_folder)
         self.processes = [self._process(spec) for spec in specs]
 
     def _process(self, spec: ProcessSpec) -> SupervisedProcess:
-        return SupervisedProcess(spec, self._log_folder, self._say, self._serving_address)
+        return SupervisedProcess(
+            spec, self._log_folder, self._say, self._serving_address, self._template
+        )
 
     async def start(self) -> None:
         """Start everything at once: services wait for the store, and for each other, themselves."""
@@ -103,6 +107,7 @@ class Supervisor:
             await self._stop_all([p for p in rest if p.spec.service == service])
         await self._stop_all(rest)
         await self._stop_all(self.processes)
+        self._template.stop()
         if self._store is not None:
             await self._store.close()
 
@@ -110,6 +115,7 @@ class Supervisor:
         """End everything now."""
         for process in self.processes:
             process.kill()
+        self._template.stop()
 
     async def _stop_all(self, processes: Sequence[SupervisedProcess]) -> None:
         patience = self._config.drain_timeout + _KILL_AFTER

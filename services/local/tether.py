@@ -21,13 +21,18 @@ def tethered(command: list[str]) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
+def end_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends (Linux)."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it had ended before we asked
+        os._exit(1)
+
+
 def main(parent: int, command: list[str]) -> None:
     """Does not return. SIGINT ends the command, also where a shell's background job ignores it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it had ended before we asked
-            sys.exit(1)
+        end_with(parent)
     os.execvp(command[0], command)
 
 

@@ -15,5 +15,10 @@ async def build(runtime: Runtime[PredictorConfig]) -> PredictorService:
     return service
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serve until a signal ends it."""
     run_service(load_config(PredictorConfig), build)
+
+
+if __name__ == "__main__":
+    main()

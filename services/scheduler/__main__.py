@@ -15,5 +15,10 @@ async def build(runtime: Runtime[SchedulerConfig]) -> SchedulerService:
     return service
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serve until a signal ends it."""
     run_service(load_config(SchedulerConfig), build)
+
+
+if __name__ == "__main__":
+    main()

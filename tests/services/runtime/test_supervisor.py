@@ -29,6 +29,16 @@ PATIENCE = 90.0
 PREDICTOR = ServiceRole.PREDICTOR
 
 
+Imports = tuple[str, ...] | None
+
+
+@pytest.fixture(params=[None, ()], ids=["executed", "copied"])
+def imports(request: pytest.FixtureRequest) -> Imports:
+    """How a service begins."""
+    value: Imports = request.param
+    return value
+
+
 @asynccontextmanager
 async def supervised(
     specs: Sequence[ProcessSpec], url: str, cluster: str, folder: Path
@@ -46,17 +56,26 @@ async def supervised(
 
 
 def is_alive(pid: int) -> bool:
+    """Return whether it runs: what has ended and not been waited for does not."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+        return "\nState:\tZ" not in status_of(pid)
+    except (ProcessLookupError, FileNotFoundError):
         return False
-    return True
+
+
+def status_of(pid: int | None) -> str:
+    path = Path(f"/proc/{pid}/status")
+    return path.read_text() if path.parent.parent.is_dir() else ""
 
 
 async def test_a_killed_process_is_restarted_and_stopping_leaves_none(
-    store_url: str, cluster: str, tmp_path: Path
+    store_url: str, cluster: str, tmp_path: Path, imports: Imports
 ) -> None:
-    specs = [ProcessSpec("predictor", "one"), ProcessSpec("autoscaler", "two")]
+    specs = [
+        ProcessSpec(service, name, imports=imports)
+        for service, name in (("predictor", "one"), ("autoscaler", "two"))
+    ]
     async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, said):
         await supervisor.serving()
         victim = supervisor.processes[0]
@@ -75,9 +94,9 @@ async def test_a_killed_process_is_restarted_and_stopping_leaves_none(
 
 
 async def test_one_life_alone_has_another_environment_and_who_has_served_is_never_given_up(
-    store_url: str, cluster: str, tmp_path: Path
+    store_url: str, cluster: str, tmp_path: Path, imports: Imports
 ) -> None:
-    specs = [ProcessSpec("autoscaler", "one")]
+    specs = [ProcessSpec("autoscaler", "one", imports=imports)]
     async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, said):
         await supervisor.serving()
         process = supervisor.processes[0]
@@ -121,9 +140,12 @@ async def test_services_with_certificates_are_found_by_who_has_one(
 
 
 async def test_a_service_that_cannot_start_is_given_up_and_its_log_is_shown(
-    store_url: str, cluster: str, tmp_path: Path
+    store_url: str, cluster: str, tmp_path: Path, imports: Imports
 ) -> None:
-    specs = [ProcessSpec("nonsense", "bad"), ProcessSpec("predictor", "good")]
+    specs = [
+        ProcessSpec("nonsense", "bad", imports=imports),
+        ProcessSpec("predictor", "good", imports=imports),
+    ]
     async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, said):
         with pytest.raises(HeadwayError, match=r"bad does not start: see .*bad\.log"):
             await supervisor.serving()
@@ -132,9 +154,9 @@ async def test_a_service_that_cannot_start_is_given_up_and_its_log_is_shown(
 
 
 async def test_a_service_that_is_called_wrongly_is_given_up_at_once(
-    store_url: str, cluster: str, tmp_path: Path
+    store_url: str, cluster: str, tmp_path: Path, imports: Imports
 ) -> None:
-    specs = [ProcessSpec("scheduler", "bad", ("--policy", "placement=nonsense"))]
+    specs = [ProcessSpec("scheduler", "bad", ("--policy", "placement=nonsense"), imports=imports)]
     async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, said):
         with pytest.raises(HeadwayError, match="does not start"):
             await supervisor.serving()
@@ -200,9 +222,9 @@ from services.runtime.essential import Ending
 from services.runtime.store import Store
 from services.local.supervisor import ProcessSpec, Supervisor
 
-async def main(url, cluster, folder):
+async def main(url, cluster, folder, imports):
     config = ServiceConfig(service_id="supervisor", store=url, cluster=cluster)
-    specs = [ProcessSpec("predictor", "p")]
+    specs = [ProcessSpec("predictor", "p", imports=eval(imports))]
     supervisor = Supervisor(specs, config, Path(folder), lambda line: None)
     await supervisor.start()
     await supervisor.serving()
@@ -214,10 +236,10 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 async def test_nothing_outlives_a_supervisor_that_is_killed(
-    store_url: str, cluster: str, tmp_path: Path
+    store_url: str, cluster: str, tmp_path: Path, imports: Imports
 ) -> None:
     parent = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", SUPERVISOR, store_url, cluster, str(tmp_path)),
+        *(sys.executable, "-c", SUPERVISOR, store_url, cluster, str(tmp_path), repr(imports)),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -229,3 +251,39 @@ async def test_nothing_outlives_a_supervisor_that_is_killed(
         await parent.wait()
         while is_alive(child):
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="services are copied on Linux alone")
+async def test_a_copy_is_a_child_of_the_supervisor_and_bears_its_own_name(
+    store_url: str, cluster: str, tmp_path: Path
+) -> None:
+    specs = [ProcessSpec("autoscaler", "one", imports=("json", "nothing.of.this.name"))]
+    async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, said):
+        await supervisor.serving()
+        status = status_of(supervisor.processes[0].pid)
+    assert f"PPid:\t{os.getpid()}\n" in status
+    assert status.startswith("Name:\tone\n")
+    assert not any("executed" in line for line in said)
+    assert "nothing.of.this.name" not in (tmp_path / "one.log").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="services are copied on Linux alone")
+async def test_nothing_is_copied_from_a_process_with_threads(
+    store_url: str, cluster: str, tmp_path: Path
+) -> None:
+    spec = ProcessSpec("autoscaler", "one", imports=("tests.fakes.thread_at_import",))
+    async with supervised([spec], store_url, cluster, tmp_path) as (supervisor, said):
+        await supervisor.serving()
+    assert any("executed, not copied: a module has started a thread" in line for line in said)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="services are copied on Linux alone")
+async def test_a_service_is_executed_where_its_template_ends_and_the_next_has_another(
+    store_url: str, cluster: str, tmp_path: Path
+) -> None:
+    one = ProcessSpec("autoscaler", "one", imports=("tests.fakes.exit_at_import",))
+    async with supervised([one], store_url, cluster, tmp_path) as (supervisor, said):
+        await supervisor.serving()
+        supervisor.add(ProcessSpec("predictor", "two", imports=()))
+        await supervisor.serving()
+    assert sum("executed, not copied" in line for line in said) == 1
