@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a step of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu")
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m bench.gpu")
     add_options(parser)
     return run(parser.parse_args(arguments))
 

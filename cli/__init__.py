@@ -42,6 +42,7 @@ class Command(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, module: str = "", **options: Any) -> None:
         super().__init__(*args, **options)
+        self.allow_abbrev = False
         self._module = module
 
     def error(self, message: str) -> NoReturn:

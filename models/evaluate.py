@@ -126,7 +126,7 @@ def show(rows: dict[str, dict[str, float]]) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("--model", type=Path, default=MODEL, help="folder of the model")
     parser.add_argument("--per-task", type=int, default=200, help="held-out prompts per task")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")

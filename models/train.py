@@ -207,7 +207,7 @@ def train(out: Path, minutes: float, seed: int, start: Path | None, first: int) 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
     parser.add_argument("--minutes", type=float, default=120.0, help="time limit of all phases")
     parser.add_argument("--start", type=Path, help="weights to go on from, not from nothing")

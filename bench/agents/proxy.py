@@ -92,7 +92,7 @@ async def _main(port: int, backends: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("backends", nargs="+")
     given = parser.parse_args()

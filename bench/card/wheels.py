@@ -126,7 +126,9 @@ def there(folder: Path, step: str = "cluster") -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Download, sum up, and print the line; 1 where something is missing."""
-    parser = argparse.ArgumentParser(prog="python -m bench.card.wheels", description=__doc__)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="python -m bench.card.wheels", description=__doc__
+    )
     parser.add_argument("--out", type=Path, default=Path(".whl"), help="folder of the wheels")
     parser.add_argument("--list", action="store_true", help="name them, and download nothing")
     args = parser.parse_args(arguments)

@@ -27,7 +27,7 @@ MAX_MODEL_LEN = 2048
 
 def main() -> None:
     """Serve jobs until the input ends."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("engine", choices=sorted(ENGINES))
     parser.add_argument("model", help="a checkpoint's folder")
     parser.add_argument("--threads", type=int, required=True)

@@ -129,7 +129,9 @@ async def measure(args: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description="what an idle cluster adds to TTFT")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description="what an idle cluster adds to TTFT"
+    )
     parser.add_argument("--model", type=model_folder, default=SHIPPED_MODEL, help="a folder")
     parser.add_argument("--num-requests", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)

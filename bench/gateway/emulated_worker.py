@@ -328,7 +328,9 @@ async def _main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="an emulated scheduler and worker")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description="an emulated scheduler and worker"
+    )
     parser.add_argument("--store", default="redis://127.0.0.1:6379/0")
     parser.add_argument("--cluster", default="default")
     parser.add_argument("--delay-ms", type=float, default=0.0, help="between passes")

@@ -188,7 +188,9 @@ async def _serve(port: int, delay: float) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="an OpenAI backend without a model")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description="an OpenAI backend without a model"
+    )
     parser.add_argument("--port", type=int, default=0, help="0: any that is free")
     parser.add_argument("--delay-ms", type=float, default=0.0, help="between passes")
     arguments = parser.parse_args()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import stat
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from glob import glob
+from importlib.metadata import version
 from pathlib import Path
 
 from headway.core.settings import require_policies
@@ -27,6 +30,8 @@ from services.worker.config import WorkerConfig
 from services.worker.engine.model.check import check_model
 from services.worker.engines import MOVES_NO_KV, find_engine, refuse_unread
 
+_CARDS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
+"""Where NVIDIA's cards show, AMD's, and those of a Windows below this Linux."""
 _LATE, _INTERVAL = 0.5, 0.1  # seconds
 
 
@@ -37,6 +42,7 @@ def refuse_wrong_options(
     shared = ("--store", store) if store else ()
     read_config(ServiceConfig, (*shared, "--cluster", name))
     refuse_wrong_scaling(options)
+    refuse_missing_card(options.device)
     for one in options.by_model():
         try:
             _refuse_wrong_model(replace(one, models=()))
@@ -231,6 +237,24 @@ def _refuse_taken(flag: str, host: str, *ports: int) -> None:
                 message = f"cannot listen on {host}:{port} ({error.strerror})"
                 advice = "choose a --port" if port else f"choose another {flag}"
                 raise HeadwayError(Code.UNAVAILABLE, f"{message}: {advice}") from error
+
+
+def refuse_missing_card(device: str) -> None:
+    """Raise HeadwayError for a device that this machine, or its torch, does not have.
+
+    Without importing torch, which takes seconds: a card shows in ``/dev``.
+    """
+    if device == "cpu":
+        return
+    if not re.fullmatch(r"cuda(:\d+)?", device):
+        raise invalid("--device", device, "cpu, cuda or cuda:N")
+    if not any(glob(pattern) for pattern in _CARDS):
+        message = f"--device is {device}, and this machine shows no card: leave it out"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="device")
+    if version("torch").endswith("+cpu"):
+        message = f"--device is {device}, and torch {version('torch')} is built for CPUs alone"
+        advice = "install torch from PyPI, or leave --device out"
+        raise HeadwayError(Code.FAILED_PRECONDITION, f"{message}: {advice}", param="device")
 
 
 def _readable(flag: str, name: str) -> Path:

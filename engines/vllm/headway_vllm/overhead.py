@@ -40,7 +40,9 @@ class Cost(NamedTuple):
 
 def main() -> None:
     """Print a table of the costs, in rounds by turns."""
-    parser = argparse.ArgumentParser(prog="python -m headway_vllm.overhead", description=__doc__)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="python -m headway_vllm.overhead", description=__doc__
+    )
     parser.add_argument("--model", default="models/headway-mini", help="whose files vLLM reads")
     parser.add_argument("--policies", default=",".join(POLICIES), help="by commas")
     parser.add_argument("--rounds", type=int, default=3)
