@@ -29,7 +29,7 @@ _SERVICE_FLAGS = (
     "`headway up FILE.toml` serves several models, each a [[model]] of the file (docs/deploy.md)."
 )
 
-_UNIFIED = "if the engine plans, or with preset headway unless roles are given"
+_UNIFIED = "if the engine plans, if --unified alone is given, or with preset headway"
 
 _SAME = (
     *("model", "model_name", "schedulers", "device", "dtype", "dp", "predictor", "host", "port"),
@@ -92,7 +92,7 @@ def _add_scaling(parser: argparse.ArgumentParser) -> None:
 
 def parse(flags: Sequence[str]) -> ClusterOptions:
     """Return the cluster that ``headway up`` starts with these flags."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     add_options(parser)
     args, unknown = parser.parse_known_args(flags)
     return cluster_options(args, unknown)
@@ -147,16 +147,19 @@ def _refuse_options_of_one_model(args: argparse.Namespace, file: str) -> None:
 
 
 def _counts(args: argparse.Namespace) -> WorkerCounts:
-    """Return the workers that are asked for; those of an endpoint do everything.
+    """Return the workers that are asked for: unified ones alone, where no other role is named.
 
-    So do those of the preset ``headway`` unless a role is given; its autoscaler splits them.
+    Those of an endpoint do everything. So do those of the preset ``headway`` unless a role is
+    given; its autoscaler splits them.
     """
     given = (args.prefill, args.decode, args.unified)
-    splits = args.convertible or any(number is not None for number in given)
+    splits = args.convertible or args.prefill is not None or args.decode is not None
     default = (1, 2, 0)
     if args.engine in MOVES_NO_KV:
         default = (0, 0, 1)
-    elif _starts_unified(args) and not splits:
+    elif args.unified and not splits:
+        default = (0, 0, 0)
+    elif _starts_unified(args) and not splits and args.unified is None:
         default = (0, 0, 3)
     prefill, decode, unified = (
         own if number is None else number for number, own in zip(given, default, strict=True)

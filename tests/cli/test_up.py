@@ -237,3 +237,32 @@ def test_a_service_runs_alone_and_the_version_is_told() -> None:
 
     assert run("--version").startswith("headway ")
     assert "--http-port" in run("service", "gateway", "--help")
+
+
+@pytest.mark.parametrize(
+    ("flags", "roles"),
+    [
+        ((), ["prefill", "decode", "decode"]),
+        (("--unified", "3"), ["unified"] * 3),
+        (("--unified", "1", "--prefill", "1"), ["prefill", "decode", "decode", "unified"]),
+        (("--preset", "headway"), ["unified"] * 3),
+        (("--preset", "headway", "--unified", "2"), ["unified"] * 2),
+        (("--preset", "headway", "--unified", "0"), ["prefill", "decode", "decode"]),
+    ],
+)
+def test_unified_workers_alone_are_started_where_no_other_role_is_named(
+    flags: tuple[str, ...], roles: list[str]
+) -> None:
+    specs = process_specs(up.parse(flags), num_cores=2)
+    assert [spec.role for spec in specs if spec.service == "worker"] == roles
+
+
+def test_what_loads_a_model_is_copied_from_what_has_imported_torch() -> None:
+    specs = {s.service_id: s.imports for s in process_specs(up.parse(()), num_cores=2)}
+    assert specs["gateway"] == specs["scheduler"] == specs["autoscaler"] == ()
+    workers = specs["decode-1"]
+    assert workers is not None
+    assert "services.worker.engine.backend" in workers
+    assert "transformers.models.llama.modeling_llama" in workers
+    elsewhere = process_specs(up.parse(("--engine", "vllm")), num_cores=2)
+    assert {s.imports for s in elsewhere if s.service == "worker"} == {None}
