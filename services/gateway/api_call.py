@@ -139,6 +139,8 @@ class ReplyStyle:
     include_usage: bool = False
     return_token_ids: bool = False
     logprobs: bool = False
+    tokens_as_ids: bool = False
+    """True if log probabilities name tokens by their ids."""
     continuous_usage: bool = False
     """True if every event of a stream has the usage so far."""
     echo: bool = False

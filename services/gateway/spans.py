@@ -168,7 +168,8 @@ def _parent(traceparent: str) -> Context | None:
 def _attributes(life: LifeRecord) -> dict[str, Any]:
     tokens = life.tokens
     return {
-        "gen_ai.system": "headway",
+        "gen_ai.provider.name": "headway",
+        "gen_ai.system": "headway",  # its name before
         "gen_ai.operation.name": "text_completion",
         "gen_ai.request.id": life.request_id,
         "gen_ai.request.model": life.model,

@@ -187,5 +187,4 @@ REFUSED_OTHER = {
     "moderation": "a server of chats and completions alone",
     "image": "served models read text alone",
     "audio": "served models write text alone",
-    "verbosity": "no template of a served model reads it, and nothing is ignored",
 }

@@ -168,9 +168,10 @@ def completion_choice(index: int, text: str, end: str, logprobs: Any) -> dict[st
 class LogprobsWriter:
     """Log probabilities of one output's tokens, reasoning included, in either API's shape."""
 
-    def __init__(self, codec: TextCodec, *, chat: bool) -> None:
+    def __init__(self, codec: TextCodec, *, chat: bool, as_ids: bool = False) -> None:
         self._codec = codec
         self._chat = chat
+        self._as_ids = as_ids  # ``token_id:42`` in the text's place, as vLLM writes it
         self._offset = 0  # characters before the next token, for completions
 
     def write(
@@ -193,22 +194,25 @@ class LogprobsWriter:
         }
 
     def _chat_token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text, raw = self._codec.token_text(token_id)
-        return {"token": text, "logprob": _finite(logprob), "bytes": list(raw)}
+        _, raw = self._codec.token_text(token_id)
+        return {"token": self._name(token_id), "logprob": _finite(logprob), "bytes": list(raw)}
+
+    def _name(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self._as_ids else self._codec.token_text(token_id)[0]
 
     def _completion(self, found: Sequence[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
         tokens, offsets = [], []
         tops: list[dict[str, float] | None] = []
         for token_id, entry in found:
             text, _ = self._codec.token_text(token_id)
-            tokens.append(text)
+            tokens.append(self._name(token_id))
             offsets.append(self._offset)
             self._offset += len(text)
             pairs = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
             if entry is UNSCORED:
                 tops.append(None)
                 continue
-            tops.append({self._codec.token_text(i)[0]: _finite(value) for i, value in pairs})
+            tops.append({self._name(i): _finite(value) for i, value in pairs})
         return {
             "tokens": tokens,
             "token_logprobs": [

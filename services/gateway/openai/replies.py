@@ -110,7 +110,8 @@ class HttpReplyBase:
     def _logprobs_of(self, index: int) -> LogprobsWriter:
         writer = self._logprobs.get(index)
         if writer is None:
-            writer = LogprobsWriter(self.codec, chat=self.style.chat)
+            style = self.style
+            writer = LogprobsWriter(self.codec, chat=style.chat, as_ids=style.tokens_as_ids)
             self._logprobs[index] = writer
         return writer
 

@@ -47,13 +47,14 @@ HARMLESS = frozenset(
     {"user", "metadata", "store", "service_tier"}
     | {"safety_identifier", "prompt_cache_retention"}
     | {"guided_decoding_backend"}
+    | {"request_id"}  # the header x-request-id names a request
 )
 # Refused unless they ask for nothing: OpenAI's, vLLM's and SGLang's, as clients write defaults.
 NEUTRAL: Neutral = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
-    "verbosity": ("medium",),
+    "verbosity": ("low", "medium", "high"),  # a wish, which only its makers' models know
     "best_of": (1,),
     "suffix": ("",),
     "echo": (False,),
@@ -70,8 +71,9 @@ NEUTRAL: Neutral = {
     "separate_reasoning": (True,),
     "stream_reasoning": (True,),
     **dict.fromkeys(("use_beam_search", "early_stopping", "no_stop_trim"), (False,)),
-    **dict.fromkeys(("return_tokens_as_token_ids", "return_hidden_states"), (False,)),
-    **dict.fromkeys(("audio", "prediction", "web_search_options", "kv_transfer_params"), ()),
+    "return_hidden_states": (False,),
+    **dict.fromkeys(("audio", "prediction", "web_search_options"), ()),
+    "kv_transfer_params": ({},),
     **dict.fromkeys(("stop_regex", "lora_path", "session_params", "custom_logit_processor"), ()),
 }
 OF_STREAMS = frozenset({"include_obfuscation"})
@@ -112,6 +114,7 @@ class Body(Stops, Form, Draws, SessionBody):
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -300,4 +303,5 @@ def _style(fields: Body, *, chat: bool, logprobs: bool) -> ReplyStyle:
         prompt_logprobs=fields.prompt_logprobs is not None,
         continuous_usage=continuous,
         include_timings=timings,
+        tokens_as_ids=fields.return_tokens_as_token_ids,
     )

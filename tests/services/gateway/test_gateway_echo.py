@@ -79,3 +79,12 @@ async def test_a_call_has_a_bounded_number_of_log_probabilities(running: Cluster
         await complete(running, prompt=prompts, extra_body={"prompt_logprobs": 1})
     assert refused.value.status_code == 400
     assert not running.emulated.submitted
+
+
+async def test_log_probabilities_name_tokens_by_their_ids_on_request(running: Cluster) -> None:
+    found = await complete(
+        running, logprobs=1, extra_body={"return_tokens_as_token_ids": True}, echo=True
+    )
+    named = found.choices[0].logprobs
+    assert named.tokens == [f"token_id:{ord(letter)}" for letter in "abcab"]
+    assert named.top_logprobs[1] == {"token_id:98": -0.5}

@@ -298,7 +298,8 @@ def test_bounds_and_endings_out_of_range_are_refused(more: dict[str, Any], param
         {"include_reasoning": True, "separate_reasoning": True, "stream_reasoning": True},
         {"spaces_between_special_tokens": True, "skip_special_tokens": True, "no_stop_trim": False},
         {"priority": 0, "early_stopping": False, "use_beam_search": False, "min_new_tokens": 0},
-        {"echo": False, "best_of": 1, "suffix": "", "prompt_logprobs": None, "verbosity": "medium"},
+        {"echo": False, "best_of": 1, "suffix": "", "prompt_logprobs": None, "verbosity": "low"},
+        {"kv_transfer_params": {}, "verbosity": "high"},
     ],
 )
 def test_known_fields_that_ask_for_nothing_are_taken(more: dict[str, Any]) -> None:
@@ -353,7 +354,8 @@ def test_bookkeeping_of_openais_platform_is_accepted(name: str) -> None:
         ("best_of", 2),
         ("best_of", True),
         ("suffix", "x"),
-        ("verbosity", "low"),
+        ("verbosity", "loud"),
+        ("kv_transfer_params", {"do_remote_decode": True}),
         ("temprature", 1),
     ],
 )

@@ -97,6 +97,7 @@ async def test_a_life_arrives_in_its_client_s_trace(
     assert other.parent_span_id == b""
     told = attributes(root)
     assert told["gen_ai.response.model"] == "tiny"
+    assert told["gen_ai.provider.name"] == "headway"
     assert told["gen_ai.usage.completion_tokens"] == told["gen_ai.usage.output_tokens"] != 0
     assert float(str(told["gen_ai.latency.time_to_first_token"])) > 0
     parts = [span for span in collector.spans if span.parent_span_id == root.span_id]
