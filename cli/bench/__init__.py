@@ -7,6 +7,7 @@ import argparse
 from cli import add_commands
 
 BENCHES = {
+    "start": "from the command to the first answer, beside vLLM",
     "serve": "replay arrivals against an OpenAI endpoint, open loop",
     "agents": "sessions in a closed loop, beside a session-hashing proxy",
     "gateway": "the gateway's own cost, beside its peers",
