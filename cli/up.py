@@ -10,18 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cli.options import add_model, add_policy_options, chosen
-from cli.up_screen import Screen
 from headway.errors import Code, HeadwayError
 from headway.presets import PRESETS, UNIFIED_PRESET
-from services.local.cluster import LocalCluster, serve
-from services.local.models_file import find_models_file, read_models, refuse_flags_of_models
-from services.local.options import Autoscale, ClusterOptions, PolicyOptions, WorkerCounts
-from services.local.refusals import refuse_wrong_options
-from services.local.service_flags import parse_service_flags
 from services.runtime.rooms import SHIPPED_MODEL, model_folder
-from services.worker.engines import MOVES_NO_KV
+
+if TYPE_CHECKING:
+    from cli.up_screen import Screen
+    from services.local.options import ClusterOptions, WorkerCounts
+
+# What a cluster consists of is imported once the flags are read: --help and a typed mistake need
+# none of it.
 
 _SERVICE_FLAGS = (
     "Every flag of a service can be given with its name: --worker.host-kv-gib 2, "
@@ -102,6 +103,10 @@ def cluster_options(
     args: argparse.Namespace, service_flags: Sequence[str] = (), known_flags: Iterable[str] = ()
 ) -> ClusterOptions:
     """Return the options of a cluster; HeadwayError for flags that do not exist or fit."""
+    from services.local.models_file import find_models_file, read_models, refuse_flags_of_models
+    from services.local.options import Autoscale, ClusterOptions, PolicyOptions
+    from services.local.service_flags import parse_service_flags
+
     if args.standby and not args.autoscale:
         message = f"--standby is {args.standby}; it is for --autoscale: give both, or neither"
         raise HeadwayError(Code.INVALID_ARGUMENT, message)
@@ -152,6 +157,9 @@ def _counts(args: argparse.Namespace) -> WorkerCounts:
     Those of an endpoint do everything. So do those of the preset ``headway`` unless a role is
     given; its autoscaler splits them.
     """
+    from services.local.options import WorkerCounts
+    from services.worker.engines import MOVES_NO_KV
+
     given = (args.prefill, args.decode, args.unified)
     splits = args.convertible or args.prefill is not None or args.decode is not None
     default = (1, 2, 0)
@@ -171,6 +179,8 @@ def _starts_unified(args: argparse.Namespace) -> bool:
     """Return whether the preset's workers are unified until a split pays."""
     if args.preset != UNIFIED_PRESET:
         return False
+    from services.local.options import PolicyOptions
+
     policies = PolicyOptions(args.preset, *chosen(args), args.profile)
     return not args.autoscale or "unified" in policies.scaled_roles()
 
@@ -190,10 +200,15 @@ def run(args: argparse.Namespace, known_flags: Iterable[str] = ()) -> int:
     store = args.store or os.environ.get("HEADWAY_STORE", "")
     try:
         options = cluster_options(args, args.service_flags, known_flags)
+        from services.local.refusals import refuse_wrong_options
+
         refuse_wrong_options(options, log_folder, store=store, name=args.cluster)
     except HeadwayError as error:
         print(f"headway up: {error.message}", file=sys.stderr)
         return 2
+
+    from cli.up_screen import Screen
+    from services.local.cluster import LocalCluster, serve
 
     async def up() -> None:
         screen = Screen()
