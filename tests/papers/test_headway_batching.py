@@ -155,6 +155,20 @@ def test_who_has_no_reader_joins_the_critical_so_long_after_its_turn() -> None:
     assert served(policy, [late, waits, early], now=22.0) == [2, 1, 3]
 
 
+def test_who_has_joined_stays_critical_when_it_becomes_long_and_when_t_grows() -> None:
+    policy = make(pass_time=0.028)
+    answers(policy, [100] * 20)
+    joined = policy.rank(reasoning(1, LONG - 1), now=4.0)
+    assert joined.rank[0] == CRITICAL
+    assert joined.rank[1] == pytest.approx(3.65)
+    assert policy.rank(reasoning(1, LONG), now=4.0).rank == joined.rank
+    assert not policy.gives_way(reasoning(1, LONG))
+    answers(policy, [1000] * 200, now=4.0)
+    assert policy.rank(reasoning(1, LONG), now=4.0).rank == joined.rank
+    policy.forget(reasoning(1, LONG).key)
+    assert policy.rank(reasoning(1, LONG), now=4.0).rank[0] == WAITING
+
+
 def test_without_a_limit_who_has_no_reader_never_joins() -> None:
     ranked = make(unread_wait=inf).rank(reasoning(1, 3), now=1e9)
     assert (ranked.rank, ranked.until_at) == ((WAITING, 0.0), inf)
@@ -241,6 +255,24 @@ def test_requests_without_readers_say_nothing_of_the_lag_but_count_as_work_and_a
     assert known["ℓ"] == pytest.approx(3.65)
     assert known["ρ"] == pytest.approx(0.25, rel=0.1)
     assert known["W"] == pytest.approx(0.75 * 30.0, rel=0.1)
+
+
+def test_prompts_of_readers_are_work_that_does_not_lag() -> None:
+    policy = make(reader_pace=0.1)
+    policy.learn(Costs(prefill_per_token=0.001, decode_per_token=0.01))
+    for _ in range(40):
+        policy.completed(replace(decoding(1, 100, prompt=1000), num_cached_tokens=0), now=0.0)
+    known = {each.name: each.value for each in policy.constants()}
+    assert known["ℓ"] == pytest.approx(3.65 / 2), "the prompt costs what the answer does"
+    assert known["ρ"] == pytest.approx(1.0)
+
+
+def test_answers_that_end_with_their_reasoning_say_nothing() -> None:
+    policy = make()
+    ended = replace(decoding(1, 40), phase=Phase.ANSWERING, num_phase_tokens=0)
+    for _ in range(20):
+        policy.completed(ended, now=1.0)
+    assert policy.constants() == [("T", 10.0, Source.PROMISE)]
 
 
 def test_before_answers_have_ended_t_is_what_the_class_promises() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from math import isfinite
+from math import inf, isfinite
 
 from headway.cluster import Role, WorkerInfo
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.cost.costs import MOST_VELOCITY, Constant, Costs, Source, link_rate
 from headway.cost.pass_time import PassTime
 from headway.messages import MAX_COST, MeasuredCosts, UsedConstant
+from headway.policies.batching.headway import UNREAD_WAIT
 from headway.policies.readers import constants_of, teach
 
 
@@ -25,7 +26,7 @@ class PoolCosts:
         self._by_model: dict[str, Costs] = {}
         self._measured: dict[str, tuple[str, Costs]] = {}
         self._readers: dict[str, list[object]] = {}
-        self._orders: dict[str, tuple[UsedConstant, ...]] = {}
+        self._orders: dict[str, tuple[str, tuple[UsedConstant, ...]]] = {}
 
     def of(self, model: str) -> Costs:
         """Return a model's costs."""
@@ -42,7 +43,7 @@ class PoolCosts:
 
     def order_of(self, worker_id: str) -> tuple[UsedConstant, ...]:
         """Return the constants by which a worker's order decides, as it reported them."""
-        return self._orders.get(worker_id, ())
+        return self._orders.get(worker_id, ("", ()))[1]
 
     def orders_of(self, worker_ids: Iterable[str]) -> tuple[Constant, ...]:
         """Return those of several workers, each by its worker's name, for a decision's reasons."""
@@ -61,10 +62,20 @@ class PoolCosts:
     ) -> None:
         """Take a worker's report; None and none if it has nothing new."""
         if constants:
-            self._orders[info.worker_id] = constants
+            self._orders[info.worker_id] = info.model, constants
         if measured is not None:
             self._measured[info.worker_id] = info.model, costs_of(info, measured)
             self._update(info.model)
+
+    def unread_wait(self, model: str) -> float:
+        """Return T of the workers' order, s: their median, infinite where none has reported it."""
+        reported = sorted(
+            each.value
+            for of, constants in self._orders.values()
+            for each in constants
+            if of == model and each.name == UNREAD_WAIT
+        )
+        return reported[len(reported) // 2] if reported else inf
 
     def forget(self, worker_id: str) -> None:
         """Forget a worker that is gone; what the last one measured stays in use."""

@@ -103,6 +103,8 @@ class PrefillPool:
         self._num_fruitless = 0
         """Turns since the last report or dispatch that nobody could use."""
         self._rest_until = -inf
+        self._saving: tuple[StreamKey | None, str] = None, ""
+        """Who has waited T and finds no room, and the instance that saves its blocks for it."""
 
     def _entered(self, entry: Tracked) -> None:
         self._state.changed(entry.key)
@@ -323,7 +325,7 @@ class PrefillPool:
                 Considered(room.unit, (room.capacity, chunk), room.num_free_blocks)
                 for room in rooms
             )
-        assigned = self._pack(groups, rooms, turn, chunk)
+        assigned = self._pack(groups, rooms, turn, chunk, now)
         if not assigned:
             return False
         dispatch = self._send(instance, rooms, assigned, turn, now)
@@ -351,7 +353,7 @@ class PrefillPool:
         return replace(load, has_capacity=True) if is_there else load
 
     def _pack(
-        self, groups: Sequence[Group], rooms: Sequence[Room], turn: Turn, chunk: int
+        self, groups: Sequence[Group], rooms: Sequence[Room], turn: Turn, chunk: int, now: float
     ) -> list[Assigned[Tracked]]:
         """Return who goes where: those of tenants that were served least, then as packing says."""
         hits = self._hits_on([room.unit for room in rooms])
@@ -371,6 +373,8 @@ class PrefillPool:
                 assigned += first
                 gone = {each.request.key for each in first}
                 legacy, new = ([e for e in part if e.key not in gone] for part in (legacy, new))
+            if self._saves_blocks(turn.worker_id, (*legacy, *new), rooms, now):
+                legacy, new = ([e for e in part if e.opens_answer] for part in (legacy, new))
             assigned += self._packing.pack(
                 legacy, new, rooms, hits=hits, capped=turn.capped, own=own
             )
@@ -399,6 +403,24 @@ class PrefillPool:
             room.capacity -= num_tokens
             room.num_free_blocks -= num_blocks
         return found
+
+    def _saves_blocks(
+        self, worker_id: str, waiting: Sequence[Tracked], rooms: Sequence[Room], now: float
+    ) -> bool:
+        """Return whether this instance saves its blocks for a request that nobody reads yet.
+
+        It is the one that has waited longest: for T of the workers' order at least, and finds no
+        room. Smaller ones would take whatever is free before there is enough for it. Readers'
+        first tokens pass it all the same. One instance of the pool saves.
+        """
+        by = now - self._state.costs.unread_wait(self.model)
+        joined = [e for e in waiting if e.arrival_at <= by and not (e.opens_answer or e.yields)]
+        head = min(joined, key=lambda entry: (entry.arrival_at, entry.key), default=None)
+        if head is None or any(room.fits(head.num_tokens) for room in rooms):
+            return False
+        if self._saving[0] != head.key or self._saving[1] not in self._active:
+            self._saving = head.key, worker_id
+        return self._saving[1] == worker_id
 
     def _hits_on(self, units: Sequence[UnitId]) -> Hits[Tracked] | None:
         """Return what tells the tokens that these units hold of a prompt; None if unknown."""

@@ -97,11 +97,14 @@ class Headway(Batching, CostReader):
         self._pass_time = MeanPassTime()
         self._lag = ReaderLag(self._params)
         self._per_prompt: Constant | None = None
+        self._joined: dict[StreamKey, float] = {}
+        """When who has no reader joined the critical: it stays there, whatever T becomes."""
         self._epoch = 0
         self._ranked_at = -inf
 
     def learn(self, costs: Costs) -> None:
         """Take the time of a prompt token; ranks of prompts change with it."""
+        self._lag.learn(costs)
         seconds, name = costs.prefill_per_token, "prefill_per_token"
         found = Constant("prompt token", seconds, costs.source_of(name)) if seconds else None
         if found != self._per_prompt:
@@ -162,11 +165,15 @@ class Headway(Batching, CostReader):
             until = candidate.attained_tokens + left
         joins_at = self._joins_at(candidate)
         if now >= joins_at:
+            self._joined[candidate.key] = joins_at
             return Ranked((_CRITICAL, joins_at), until)
         return Ranked((_WAITING, self._turn(candidate)), until, joins_at)
 
     def _joins_at(self, candidate: Candidate) -> float:
         """Return when a request without a reader joins the critical: T after its turn."""
+        joined_at = self._joined.get(candidate.key)
+        if joined_at is not None:
+            return joined_at
         wait = self._params.unread_wait
         if wait is None:
             wait = self._lag.seconds
@@ -207,8 +214,9 @@ class Headway(Batching, CostReader):
         return self._yields_blocks(victim, now) and not self._is_long(for_)
 
     def forget(self, key: StreamKey) -> None:
-        """Forget its reader."""
+        """Forget its reader, and that it joined the critical."""
         self._clocks.forget(key)
+        self._joined.pop(key, None)
 
 
 def _takes_what_is_left(candidate: Candidate, now: float) -> bool:
