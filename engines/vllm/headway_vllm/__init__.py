@@ -8,9 +8,16 @@ _SCHEDULERS = ("HeadwayScheduler", "HeadwayAsyncScheduler")
 
 
 def __getattr__(name: str) -> Any:
-    """Return a scheduler for ``--scheduler-cls headway_vllm.NAME``; vLLM is imported then."""
+    """Return what vLLM is given by name: ``--scheduler-cls`` and ``--middleware headway_vllm.…``.
+
+    vLLM is imported with a scheduler.
+    """
     if name in _SCHEDULERS:
         from headway_vllm import scheduler
 
         return getattr(scheduler, name)
+    if name == "ClassHeader":
+        from headway_vllm.hints import ClassHeader
+
+        return ClassHeader
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from headway_vllm.steady import StepOutput
 
@@ -48,23 +48,82 @@ class Adapters:
         return True
 
 
-def num_blocks(manager: Any, block_size: int, request: Any) -> int:
-    """Return the blocks that a request without any needs at most, of all kinds of KV together."""
-    num_tokens = request.num_tokens
-    if manager.num_kv_cache_groups == 1:
-        return int(-(-num_tokens // block_size))
-    needed: int = manager.coordinator.get_num_blocks_to_allocate(
-        request_id=request.request_id,
-        num_tokens=num_tokens,
-        new_computed_blocks=manager.empty_kv_cache_blocks.blocks,
-        num_encoder_tokens=0,
-        total_computed_tokens=0,
-        num_local_computed_tokens=0,
-        num_tokens_main_model=num_tokens,
-        apply_admission_cap=True,
-        prefill_end=num_tokens - 1,
-    )
-    return needed
+class Cost(NamedTuple):
+    """A waiting request's blocks, of all kinds of KV together."""
+
+    needed: int
+    """Blocks that vLLM wants free before it admits the request."""
+    taken: int
+    """Blocks that its first chunk takes of them."""
+    touched: frozenset[int]
+    """Those among them that are cached and that nobody holds."""
+    filled: frozenset[Any]
+    """Hashes of the blocks that its first chunk fills: then they are cached for others."""
+    is_coming: bool
+    """True if a request before it fills blocks that it shares: in the next step it needs less."""
+
+
+class FreeBlocks:
+    """The blocks that waiting requests may still take in a step, as vLLM counts them.
+
+    A cached block that a running request holds costs nothing. One that nobody holds costs itself,
+    once for all who share it. Layers with a window hold the window's blocks alone.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        """``scheduler``: vLLM's, between two steps."""
+        self._scheduler = scheduler
+        self._manager = scheduler.kv_cache_manager
+        self.count: int = self._manager.block_pool.get_num_free_blocks()
+        self._touched: set[int] = set()
+        self._filled: set[Any] = set()
+
+    def cost(self, request: Any) -> Cost:
+        """Return what a waiting request costs after those that were taken."""
+        scheduler, manager = self._scheduler, self._manager
+        cached, start = manager.empty_kv_cache_blocks.blocks, request.num_computed_tokens
+        if not start and manager.prefix_cache_lookup_enabled(request):
+            cached, start, *_ = manager.coordinator.find_longest_cache_hit(
+                request.block_hashes, request.num_tokens - 1
+            )
+        blocks = (block for group in cached for block in group if not block.is_null)
+        touched = frozenset(block.block_id for block in blocks if not block.ref_cnt)
+        shared = len(touched & self._touched)
+        stop = min(request.num_tokens, start + scheduler.max_num_scheduled_tokens)
+        slots = min(stop + scheduler.num_lookahead_tokens, scheduler.max_model_len)
+        taken = needed = self._allocated(request, cached, start, slots, stop, is_whole=False)
+        if scheduler.scheduler_reserve_full_isl:
+            whole = min(request.num_tokens, scheduler.max_model_len)
+            whole = self._allocated(request, cached, start, whole, whole, is_whole=True)
+            needed = max(taken, whole)
+        if scheduler.running:
+            needed += manager.watermark_blocks
+        size = scheduler.hash_block_size
+        filled = frozenset(request.block_hashes[start // size : stop // size])
+        is_coming = not self._filled.isdisjoint(filled)
+        return Cost(needed - shared, taken - shared, touched, filled, is_coming)
+
+    def take(self, cost: Cost) -> None:
+        """Count the blocks of a request that is to be admitted."""
+        self.count -= cost.taken
+        self._touched |= cost.touched
+        self._filled |= cost.filled
+
+    def _allocated(
+        self, request: Any, cached: Any, start: int, slots: int, stop: int, *, is_whole: bool
+    ) -> int:
+        needed: int = self._manager.coordinator.get_num_blocks_to_allocate(
+            request_id=request.request_id,
+            num_tokens=slots,
+            new_computed_blocks=cached,
+            num_encoder_tokens=0,
+            total_computed_tokens=start,
+            num_local_computed_tokens=start,
+            num_tokens_main_model=stop,
+            apply_admission_cap=is_whole,
+            prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
+        )
+        return needed
 
 
 def kept(

@@ -17,8 +17,10 @@ from headway.cost.pass_time import Share
 from headway.forward_pass import Sampled
 from headway.policies.batching import Batching, RankedQueue
 from headway.policies.batching.queue import Entry
+from headway.policies.estimation.bucket_mean import BucketMean
 from headway.policies.readers import teach
 from headway.request import Request, SamplingParams, StreamKey
+from headway.service_class import Standing
 from headway_vllm.hints import Hints
 from headway_vllm.steady import Followed, PolicyAsked, SteadyRequests, StepOutput
 
@@ -52,8 +54,9 @@ class PolicyOrder:
     Requests that draw a token in every step are counted together (``steady.py``).
     """
 
-    def __init__(self, policy: Batching, settings: WorkerSettings) -> None:
-        """``settings``: of the requests' readers."""
+    def __init__(self, policy: Batching, settings: WorkerSettings, patience: float = 0.0) -> None:
+        """``settings``: of the requests' readers; ``patience``: see ``OrderSettings``."""
+        self.patience = patience
         self.policy = policy
         self._readers = Readers(settings)
         self._markers = Markers(settings.end_of_reasoning, settings.start_of_reasoning)
@@ -64,6 +67,8 @@ class PolicyOrder:
         self._names: dict[StreamKey, str] = {}
         self._served: list[Entry[candidates.Sequence]] = []
         self._refusals = _Refusals()
+        self._lengths = BucketMean()
+        """What requests of like prompts have drawn here: a policy that reads lengths begins so."""
         self._number = 0
         self.num_voluntary = self.num_forced = self.num_paused = 0
         self._costs = CostMeter(_ENGINE, settings.costs, MemoryRates(), can_swap=False)
@@ -99,6 +104,7 @@ class PolicyOrder:
             sampling=SamplingParams(max_tokens=min(max(1, max_tokens), 2**31 - 1)),
             arrival_at=arrived_at,
             predicted_output_tokens=hints.predicted_output_tokens,
+            standing=Standing(service=hints.service),
             reasons=reasons,
             is_read=is_read,
         )
@@ -110,6 +116,9 @@ class PolicyOrder:
         length = candidates.Length(request.predicted_output_tokens or None)
         reader = self._readers.of(request, output)
         sequence = candidates.Sequence(Stage.WAITING, request, 0, output, length, reader)
+        if length.total is None and self.policy.reads_lengths:
+            remaining = self._lengths.remaining(sequence)
+            length.total = None if remaining is None else len(output) + remaining
         self.queue.touch(sequence, now=now)
         entry = self.queue.find(sequence.key)
         assert entry is not None, "it has just been ordered"
@@ -265,6 +274,7 @@ class PolicyOrder:
             self._drew(sequence, tokens, step, now)
         if ended:
             self.policy.completed(sequence, now=now)
+            self._lengths.observe(sequence.num_prompt_tokens, sequence.num_output_tokens)
             self.went(name)
             return
         if followed.entry.until_tokens != inf:

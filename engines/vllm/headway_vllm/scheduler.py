@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from heapq import merge
 from itertools import islice
 from typing import Any
@@ -19,16 +20,31 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from headway.cost.pass_time import Share
-from headway_vllm.admission import Adapters, kept, num_blocks
+from headway.errors import Code, HeadwayError
+from headway_vllm.admission import Adapters, FreeBlocks, kept
 from headway_vllm.hints import read_hints
 from headway_vllm.metrics import serve_metrics
 from headway_vllm.order import PolicyOrder
+from headway_vllm.phases import markers_of
 from headway_vllm.settings import read_settings
 from headway_vllm.shim import require_version
+from headway_vllm.steps import StepEnd, StepTopic
 from headway_vllm.waiting import Order, RankedWaiting
 
 _MOST_TRIED = 64
 """Waiting requests for which a step looks for room."""
+
+
+class Clock:
+    """The time that an order goes by, seconds; a bench on virtual time has one of its own."""
+
+    def now(self) -> float:
+        """Return the seconds since the epoch."""
+        return time.time()
+
+    def elapsed(self) -> float:
+        """Return seconds that never go back."""
+        return time.perf_counter()
 
 
 class OrderedScheduler(Scheduler):
@@ -39,8 +55,10 @@ class OrderedScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         require_version()
         super().__init__(*args, **kwargs)
+        _require_fcfs(self.scheduler_config.policy)
         settings = read_settings()
-        self.follow(settings.order())
+        self.clock = Clock()
+        self.follow(settings.order(partial(markers_of, self.vllm_config)))
         self.headway_seconds = 0.0
         """Seconds spent on the order so far."""
         self.headway_steps = 0
@@ -53,6 +71,10 @@ class OrderedScheduler(Scheduler):
         """True if a step has computed nothing because of its pauses."""
         if settings.metrics:
             serve_metrics(self, str(settings.metrics))
+        self._topic: StepTopic | None = None
+        if settings.steps:
+            rank = self.parallel_config.data_parallel_rank
+            self._topic = StepTopic(str(settings.steps), rank)
 
     def follow(self, order: PolicyOrder) -> None:
         """Take another order, before the first request."""
@@ -70,9 +92,10 @@ class OrderedScheduler(Scheduler):
         """Take a request into the order, and then in."""
         if not self.headway.knows(request.request_id):
             params = request.sampling_params
-            hints = read_hints(params.extra_args if params is not None else None)
+            extra = params.extra_args if params is not None else None
+            hints = read_hints(extra, request.priority)
             prompt = request.prompt_token_ids or [0] * request.num_prompt_tokens
-            name, arrived_at, now = request.request_id, request.arrival_time, time.time()
+            name, arrived_at, now = request.request_id, request.arrival_time, self.clock.now()
             is_read = params is None or params.output_kind is not RequestOutputKind.FINAL_ONLY
             self.headway.came(
                 name, prompt, request.max_tokens, hints, arrived_at, now=now, is_read=is_read
@@ -81,7 +104,7 @@ class OrderedScheduler(Scheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare the order, let vLLM plan the step, and note whom it serves."""
-        began, now = time.perf_counter(), time.time()
+        began, now = time.perf_counter(), self.clock.now()
         order = self.headway
         order.settle(now=now)
         self._sort_running()
@@ -98,27 +121,49 @@ class OrderedScheduler(Scheduler):
         cached = output.scheduled_cached_reqs
         starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         share = order.planned(output.num_scheduled_tokens, starts, now=now)
-        ended = time.perf_counter()
-        self._planned[id(output)] = ended, share
-        self.headway_seconds += ended - began
+        self._planned[id(output)] = self.clock.elapsed(), share
+        self.headway_seconds += time.perf_counter() - began
         self.headway_steps += 1
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Let vLLM take the step's tokens, and then the order."""
-        began = time.perf_counter()
-        planned_at, share = self._planned.pop(id(scheduler_output), (began, Share()))
-        step = began - max(planned_at, self._ended_at)  # an asynchronous one waits for another
-        self._ended_at = began
+        ended_at = self.clock.elapsed()
+        planned_at, share = self._planned.pop(id(scheduler_output), (ended_at, Share()))
+        step = ended_at - max(planned_at, self._ended_at)  # an asynchronous one waits for another
+        self._ended_at = ended_at
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        began, now, order = time.perf_counter(), time.time(), self.headway
+        began, now, order = time.perf_counter(), self.clock.now(), self.headway
         drawn = [out for each in outputs.values() for out in each.outputs]
         counts = scheduler_output.num_scheduled_tokens
         counts = kept(counts, scheduler_output.scheduled_spec_decode_tokens, drawn)
         order.stepped(counts, drawn, step, now)
         order.ran(step, share)
+        if self._topic is not None and counts:
+            self._topic.publish(self._end_of(step, share, now))
         self.headway_seconds += time.perf_counter() - began
         return outputs
+
+    def _end_of(self, seconds: float, share: Share, now: float) -> StepEnd:
+        """Return a step's end, and what is left in the engine."""
+        pool = self.kv_cache_manager.block_pool
+        return StepEnd(
+            ended_at=now,
+            seconds=seconds,
+            prefill_tokens=share.prefill_tokens,
+            decode_tokens=share.batch,
+            num_running=len(self.running),
+            num_waiting=len(self.waiting) + len(self.kv_holding_waiting),
+            free_blocks=pool.get_num_free_blocks(),
+            num_blocks=pool.num_gpu_blocks,
+            block_size=self.block_size,
+        )
+
+    def shutdown(self) -> None:
+        """Let vLLM shut down, and close the topic."""
+        super().shutdown()
+        if self._topic is not None:
+            self._topic.close()
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
         """Let vLLM end requests, and forget them."""
@@ -129,7 +174,9 @@ class OrderedScheduler(Scheduler):
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
-        self.headway.preempted(request.request_id, voluntary=self._is_voluntary, now=time.time())
+        self.headway.preempted(
+            request.request_id, voluntary=self._is_voluntary, now=self.clock.now()
+        )
 
     # --- what a policy decides beyond the order ---------------------------------------
 
@@ -186,30 +233,34 @@ class OrderedScheduler(Scheduler):
         """
         if not self.headway.policy.preempts or not self.running or not len(self.waiting):
             return limit
-        pool = self.kv_cache_manager.block_pool
-        free = pool.get_num_free_blocks()
-        places, adapters = self.max_num_active_reqs - len(self.running), self._adapters()
+        free, places, adapters = FreeBlocks(self), self._free_places, self._adapters()
         for place, request in islice(self.waiting.best_first(), _MOST_TRIED):
             if limit is not None and place >= limit:
                 break
             if not self._may_begin(request, adapters):
                 continue
-            need = num_blocks(self.kv_cache_manager, self.block_size, request)
-            fits = need <= free and places > 0
+            cost = free.cost(request)
+            need, fits = cost.needed, cost.needed <= free.count and places > 0
             if self._reserve and self.headway.gives_way(request.request_id):
                 need += self._reserve  # or it would be the next to lose its blocks
-            if need <= free and places > 0:
-                free, places = free - need, places - 1
+            if need <= free.count and places > 0:
+                free.take(cost)
+                places -= 1
                 continue
-            victims = self._victims(request, need - free, places, now)
+            # with what it shares it needs less in the next step
+            waits = cost.is_coming or now < request.arrival_time + self.headway.patience
+            victims = [] if waits else self._victims(request, need - free.count, places, now)
             if not victims:  # whoever is behind it must not pass it
                 behind = place if fits else (*place, 1)
                 return behind if limit is None else min(limit, behind)
+            before = self.kv_cache_manager.block_pool.get_num_free_blocks()
             for victim in victims:
                 worst = self._place(victim)
                 limit = worst if limit is None else min(limit, worst)
                 self._evict(victim)
-            free = pool.get_num_free_blocks() - need
+            num_freed = self.kv_cache_manager.block_pool.get_num_free_blocks() - before
+            free.count += num_freed
+            free.take(free.cost(request))
             places += len(victims) - 1
         return limit
 
@@ -225,6 +276,13 @@ class OrderedScheduler(Scheduler):
             if missing <= 0 and places + len(victims) > 0:
                 return victims
         return []
+
+    @property
+    def _free_places(self) -> int:
+        """Requests that vLLM may still admit: paused sessions keep their places."""
+        taken: int = len(self.running) + self.num_waiting_for_streaming_input
+        most: int = self.max_num_active_reqs
+        return max(0, most - taken)
 
     def _adapters(self) -> Adapters:
         """Return the adapters that a step has places for."""
@@ -280,16 +338,27 @@ class OrderedScheduler(Scheduler):
 
     def _entering(self, limit: Order | None) -> Iterator[tuple[Order, Request]]:
         """Yield who waits and can be admitted, best first; vLLM passes nobody who cannot."""
-        places = self.max_num_active_reqs - len(self.running)
-        free, adapters = self.kv_cache_manager.block_pool.get_num_free_blocks(), self._adapters()
+        free, places, adapters = FreeBlocks(self), self._free_places, self._adapters()
         for place, request in self.waiting.best_first():
             if request in self.deferred_waiting or not self._may_begin(request, adapters):
                 continue
-            places -= 1
-            free -= num_blocks(self.kv_cache_manager, self.block_size, request)
-            if places < 0 or free < 0 or (limit is not None and place >= limit):
+            cost = free.cost(request)
+            if not places or cost.needed > free.count or (limit is not None and place >= limit):
                 return
+            free.take(cost)
+            places -= 1
             yield place, request
+
+
+def _require_fcfs(policy: str) -> None:
+    """Raise HeadwayError for vLLM's own other order: it would choose victims by another rule."""
+    if policy != "fcfs":
+        message = (
+            f"--scheduling-policy is {policy!r}, beside a scheduler of headway_vllm, which orders "
+            "the requests itself: leave --scheduling-policy out (a request's priority is read as "
+            "its class), or leave --scheduler-cls out"
+        )
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="scheduling_policy")
 
 
 class HeadwayScheduler(OrderedScheduler):

@@ -1,9 +1,9 @@
-"""Most of what this package asks of vLLM, for two minor versions.
+"""Most of what this package asks of vLLM.
 
 ``engine_parts.py``, ``scheduler.py``, ``waiting.py``, ``kv.py`` and the modules of the two runners
-touch more of its inside. The scheduler runs in a plain vLLM, too, where Headway's services are not
-on the path: nothing here imports them. Another version is refused: what they use is not public
-there, and changes without notice.
+touch more of its inside; ``inside.py`` names what the plug-in leans on. The scheduler runs in a
+plain vLLM, too, where Headway's services are not on the path: nothing here imports them. Another
+version is refused: what they use is not public there, and changes without notice.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import torch
 from pydantic import ValidationError
 
 from headway.errors import Code, HeadwayError
+from headway_vllm.inside import UNTRIED
 
-VERSIONS = ("0.31", "0.32")
+VERSIONS = ("0.32",)
 """The minor versions that this package is written for and tested with."""
 
 
@@ -44,9 +45,12 @@ def require_version() -> None:
     import vllm
 
     found = vllm.__version__
-    if ".".join(found.split(".")[:2]) not in VERSIONS:
+    if ".".join(found.split(".")[:2]) not in VERSIONS and not os.environ.get(UNTRIED):
         known = " and ".join(f"{minor}.x" for minor in VERSIONS)
-        message = f"vLLM is {found}; this headway-vllm works with {known}: install one of them"
+        message = (
+            f"vLLM is {found}; this headway-vllm works with {known}: install it, "
+            f"or set {UNTRIED}=1 to try"
+        )
         raise HeadwayError(Code.FAILED_PRECONDITION, message, param="engine")
 
 
