@@ -71,7 +71,8 @@ async def _plain(setting: Comparison, folder: Path, *flags: str) -> AsyncIterato
 @asynccontextmanager
 async def _plug_in(setting: Comparison, folder: Path) -> AsyncIterator[str]:
     """vLLM alone, in a policy's order."""
-    environment = {"HEADWAY_VLLM": json.dumps({"batching": setting.batching})}
+    named = {"batching": setting.batching} if setting.batching else {}
+    environment = {"HEADWAY_VLLM": json.dumps(named)}
     server = setting.server(*_PLUG_IN, environment=environment)
     async with serving(server, folder, "vllm") as url:
         yield url

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.demo.load import LEAST_REQUESTS, REGIMES, LoadBounds
 from bench.vllm.compare import ComparedLoad, compare
 from bench.vllm.contenders import CONTENDERS, SAID, Comparison
+from bench.vllm.mix import read_mix
 from bench.vllm.server import EngineLimits
-from cli.options import add_json, add_model, parse_seconds, require_ranges
+from bench.vllm.virtual import ORDERS, Shape, VirtualBench
+from bench.vllm.virtual import compare as compare_virtually
+from cli.options import add_json, add_model, parse_seconds, parse_seeds, require_ranges
+from headway.cost.profile import load_profile
 from headway.errors import invalid, require_between
 from headway.policies import registry
-from headway.presets import find_preset
+from headway.presets import find_preset, parse_choice
 from services.worker.engines import find_engine
+
+_LONGEST = 16_384  # tokens of a request
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -45,22 +52,75 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=1, metavar="N", help="of an engine (1)")
     add("--slowdown", type=float, default=5.0, metavar="X", help="attained within X x alone (5)")
     add("--preset", default="headway", help="of the clusters (headway)")
-    add("--batching", default="uniboost", help="policy of the plug-in (uniboost)")
+    add("--batching", default="", help="policy of the plug-in (its default)")
+    _add_virtual(parser)
     add_model(parser)
     add("--log-dir", type=Path, default=Path("run/vllm"), help="logs by contender (run/vllm)")
     add_json(parser, "write offers and figures")
     parser.set_defaults(run=run)
 
 
+def _add_virtual(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group(
+        "on a virtual clock (--virtual)",
+        "vLLM's real scheduler and the plug-in, with the step times of a profile: no server, no "
+        "model. Orders: " + "; ".join(f"{name}: {said}" for name, said in ORDERS.items()),
+    ).add_argument
+    add("--virtual", action="store_true", help="compare orders on a virtual clock")
+    add("--profile", default="llama-8b-h100", help="what a step costs (llama-8b-h100)")
+    add("--places", type=int, default=128, metavar="N", help="requests that run at once (128)")
+    add("--kv-tokens", type=int, default=60_800, metavar="N", help="tokens of KV (60800)")
+    add("--chunk", type=int, default=2048, metavar="N", help="tokens of a step (2048)")
+    add("--mix", type=Path, metavar="FILE", help="lengths of chats and reasoning (TOML)")
+    add("--unread", type=float, default=0.0, metavar="SHARE", help="of clients, do not stream (0)")
+    add("--long", default="0.3", metavar="SHARES", help="of requests, reason, by comma (0.3)")
+    add("--loads", default="0.8,1.3", metavar="LOADS", help="x capacity, by comma (0.8,1.3)")
+    add("--seeds", default="101,102,103,104,105", help="of the runs (101,102,103,104,105)")
+    add("--set", action="append", default=[], metavar="SETTING", help="batching.PARAMETER=VALUE")
+
+
+def _run_virtual(args: argparse.Namespace) -> int:
+    require_between("--for", args.seconds, 1, 86_400)
+    require_between("--unread", args.unread, 0, 1)
+    require_ranges(args, places=(1, 65_536), chunk=(1, 1 << 20), kv_tokens=(1024, 1 << 30))
+    profile = load_profile(args.profile)
+    limits = (args.places, args.kv_tokens, args.chunk, min(args.kv_tokens, _LONGEST))
+    shape = Shape(*limits, profile.block_size, profile.pass_time)
+    mix = read_mix(args.mix, args.unread)
+    params = parse_choice("", ",".join(args.set)).params.get("batching", {})
+    registry.make("batching", args.batching or "headway", **params)  # or an error that says why
+    bench = VirtualBench(shape, mix, args.model, args.seconds, args.batching, params)
+    shares = _numbers("--long", args.long, 0.0, 1.0)
+    loads = _numbers("--loads", args.loads, 0.01, 10.0)
+    cells = [(share, load) for share in shares for load in loads]
+    seeds = parse_seeds(args.seeds)
+    find_engine("vllm")
+    return compare_virtually(bench, list(ORDERS), cells, seeds, args.json)
+
+
+def _numbers(name: str, text: str, least: float, most: float) -> Sequence[float]:
+    """Return numbers by comma; HeadwayError for one that is none or out of bounds."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise invalid(name, text, "numbers by comma") from None
+    for each in found:
+        require_between(name, each, least, most)
+    return found
+
+
 def run(args: argparse.Namespace) -> int:
     """Run and print; 1 where a request failed."""
+    if args.virtual:
+        return _run_virtual(args)
     names = [name for name in args.contenders.split(",") if name]
     if not names or len(set(names)) < len(names) or not set(names) <= set(CONTENDERS):
         limit = f"different ones of {', '.join(CONTENDERS)}, by comma"
         raise invalid("--contenders", args.contenders, limit)
     find_engine("vllm")
     find_preset(args.preset)
-    registry.find("batching", args.batching)
+    if args.batching:
+        registry.find("batching", args.batching)
     require_between("--for", args.seconds, 1, 600)
     require_between("--slowdown", args.slowdown, 1, 1000)
     require_ranges(args, num_requests=(LEAST_REQUESTS, 10_000), warm_up=(16, 1000))

@@ -1,0 +1,171 @@
+"""vLLM's orders on a virtual clock: its real scheduler over a card that is not there.
+
+A profile says what a step costs, so a day of a GPU takes minutes. The load is in proportion to
+what the engine carries under vLLM's own order, full all the time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Console
+
+from bench.vllm.mix import Arrival, Mix, spaced
+from headway.cost.pass_time import PassTime
+from headway.metrics import percentile
+from results.output import make_table, write_json
+
+ORDERS: Mapping[str, str] = MappingProxyType(
+    {
+        "fcfs": "vllm serve",
+        "priority": "--scheduling-policy priority; chats send 0, reasoning 1",
+        "plug-in": "--scheduler-cls headway_vllm.HeadwayAsyncScheduler, without hints",
+    }
+)
+ROWS: Mapping[str, str] = MappingProxyType(
+    {
+        "chat_ttft_p50": "chats: TTFT P50, s",
+        "chat_ttft_p99": "chats: TTFT P99, s",
+        "chat_in_time": "chats: first token within 1 s",
+        "chat_e2e_p99": "chats: E2E P99, s",
+        "long_ttfat_p99": "reasoning: TTFAT P99, s",
+        "long_e2e_p50": "reasoning: E2E P50, s",
+        "long_e2e_p99": "reasoning: E2E P99, s",
+        "tokens_per_s": "output tokens/s",
+        "num_preemptions": "preemptions",
+    }
+)
+"""Titles by figure, in the order of the table."""
+_IN_TIME = 1.0  # seconds to a chat's first token
+_NUM_FULL = 400  # requests that measure what the engine carries
+
+
+class Shape(NamedTuple):
+    """The engine: requests that run at once, KV and chunk in tokens, and a step's cost."""
+
+    num_places: int
+    kv_tokens: int
+    chunk_tokens: int
+    max_model_len: int
+    block_size: int
+    pass_time: PassTime
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualBench:
+    """The comparison: an engine's shape, the mix, and the plug-in's policy."""
+
+    shape: Shape
+    mix: Mix
+    model: str
+    """A folder whose configuration vLLM reads; nothing of it is computed."""
+    seconds: float
+    """Seconds in which requests arrive."""
+    batching: str
+    params: Mapping[str, object]
+
+    def serve(self, load: Sequence[Arrival], order: str) -> Any:
+        """Return what becomes of a load in one of the ``ORDERS`` (``headway_vllm.virtual.Run``)."""
+        virtual: Any = importlib.import_module("headway_vllm.virtual")
+        is_ours = order == "plug-in"
+        name, params = (self.batching, self.params) if is_ours else (order, {})
+        return virtual.serve(self.shape, self.model, load, name, params)
+
+    def load(self, long_share: float, rate: float, seed: int) -> Sequence[Arrival]:
+        """Return the requests of a run: ``rate`` a second."""
+        rng = random.Random(f"virtual {long_share} {seed}")
+        count = max(2, int(rate * self.seconds))
+        return spaced(self.mix.draw(count, long_share, rng), rate, rng)
+
+    def capacity(self, long_share: float) -> float:
+        """Return the requests/s that stock vLLM carries while some wait."""
+        rng = random.Random(f"capacity {long_share}")
+        load = self.mix.draw(_NUM_FULL, long_share, rng)
+        mean = statistics.fmean(each.num_output for each in load)
+        return float(self.serve(load, "fcfs").full_tokens_per_s / mean)
+
+
+def figures_of(load: Sequence[Arrival], run: Any) -> dict[str, float]:
+    """Return the figures of a run; those of a kind that the load lacks are left out."""
+    pairs = list(zip(load, run.served, strict=True))
+    chats = [each for one, each in pairs if not one.reasoning]
+    longs = [each for one, each in pairs if one.reasoning]
+    found = {
+        "tokens_per_s": sum(each.num_output for each in load) / run.seconds,
+        "num_preemptions": float(sum(each.num_preemptions for _, each in pairs)),
+    }
+    if chats:
+        ttfts = sorted(each.ttft for each in chats)
+        found |= {
+            "chat_ttft_p50": percentile(ttfts, 0.5),
+            "chat_ttft_p99": percentile(ttfts, 0.99),
+            "chat_in_time": statistics.fmean(ttft <= _IN_TIME for ttft in ttfts),
+            "chat_e2e_p99": percentile(sorted(each.e2e for each in chats), 0.99),
+        }
+    if longs:
+        times = sorted(each.e2e for each in longs)
+        found |= {
+            "long_ttfat_p99": percentile(sorted(each.ttfat for each in longs), 0.99),
+            "long_e2e_p50": percentile(times, 0.5),
+            "long_e2e_p99": percentile(times, 0.99),
+        }
+    return found
+
+
+Cell = tuple[float, float]
+"""Share of reasoning requests, and load as a share of what the engine carries."""
+
+
+def compare(
+    bench: VirtualBench,
+    orders: Sequence[str],
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    json: Path | None,
+) -> int:
+    """Run every order on the same loads, and print a table a cell."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
+    capacity = cache(bench.capacity)
+    packed: list[Mapping[str, object]] = []
+    for share, load in cells:
+        rate = load * capacity(share)
+        runs: dict[str, list[Mapping[str, float]]] = {order: [] for order in orders}
+        for seed in seeds:
+            requests = bench.load(share, rate, seed)
+            for order in orders:
+                figures = figures_of(requests, bench.serve(requests, order))
+                runs[order].append(figures)
+                packed.append(
+                    {"share": share, "load": load, "seed": seed, "order": order, **figures}
+                )
+                write_json(json, packed)
+        title = f"{share:.0%} reasoning, {load:g} x capacity: {rate:.2f} requests/s"
+        style: dict[str, Any] = {"title": title, "title_justify": "left", "box": box.HEAVY_HEAD}
+        console.print(make_table(("", *orders), cells_of(runs), **style))
+    return 0
+
+
+def cells_of(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Iterator[tuple[str, ...]]:
+    """Yield a table's rows: the median over the seeds, with the least and the most behind it."""
+    for name, title in ROWS.items():
+        columns = [[run[name] for run in each if name in run] for each in runs.values()]
+        if any(columns):
+            yield (title, *map(_bars, columns))
+
+
+def _bars(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    median = f"{statistics.median(values):.3g}"
+    return median if len(values) == 1 else f"{median} ({min(values):.3g} to {max(values):.3g})"
