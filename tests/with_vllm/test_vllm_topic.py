@@ -29,7 +29,7 @@ def listen(port: int) -> Any:
     """Return a subscriber; a publisher sees it a moment after it has come."""
     import zmq
 
-    socket = zmq.Context.instance().socket(zmq.SUB)
+    socket: Any = zmq.Context.instance().socket(zmq.SUB)
     socket.setsockopt(zmq.SUBSCRIBE, TOPIC)
     socket.setsockopt(zmq.RCVTIMEO, 60_000)
     socket.connect(f"tcp://127.0.0.1:{port}")
