@@ -12,6 +12,8 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
+from results.interval import half_interval
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -34,8 +36,8 @@ class PerSeed:
 
     @property
     def noise(self) -> float:
-        """Two standard errors of the mean; 0 for one seed, which says nothing of it."""
-        return 2 * self.spread / math.sqrt(len(self.values))
+        """Half of the 95 % interval of the mean; infinite where the seeds do not tell it."""
+        return half_interval(self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +58,19 @@ class Bar:
         return PerSeed(tuple(a - b for b, a in zip(before.values, after.values, strict=True)))
 
     def judge(self, changes: PerSeed) -> bool | None:
-        """Return whether the mean passes; None where it is nearer to the bar than its noise."""
+        """Return whether the mean passes; None where it is no further from the bar than its noise.
+
+        A change of 0 in every seed passes a bar of -1 %, and is open against one of 0.
+        """
         away = changes.mean - self.value if self.at_least else self.value - changes.mean
-        return None if abs(away) < changes.noise else away >= 0
+        return None if abs(away) <= changes.noise else away > 0
 
     def shown(self, changes: PerSeed) -> str:
         """Return the bar and the noise for the table."""
         limit = "at least" if self.at_least else "at most"
-        return f"{limit} {self.told(self.value)} (noise {self.told(changes.noise).lstrip('+')})"
+        is_known = math.isfinite(changes.noise)
+        noise = self.told(changes.noise).lstrip("+") if is_known else "unknown"
+        return f"{limit} {self.told(self.value)} (noise {noise})"
 
     def told(self, value: float) -> str:
         """Return a change for people."""
@@ -74,8 +81,8 @@ class Bar:
 class Claim:
     """A row of the table; ``before`` and ``after`` have the unit that ``scenario`` names.
 
-    ``holds``: None where the noise over seeds hides it. ``against``: the system that ``before`` is
-    of. ``asked``: the bar, and the noise that it allows for.
+    ``holds``: None where the noise over seeds hides it, or is unknown. ``against``: the system
+    that ``before`` is of. ``asked``: the bar, and the noise that it allows for.
     """
 
     paper: str

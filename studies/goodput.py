@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import sqrt
+from math import isfinite, sqrt
 from types import MappingProxyType
 
 from studies.best import TUNED, saturation
@@ -199,4 +199,5 @@ def _row(
 def _said(found: Goodputs, place: str, system: str, level: float) -> str:
     rates = found.of(place, system, level)
     topology = found.ranked[place, system][0]
-    return f"{system} {rates.mean:.3g} ± {rates.noise:.2g} ({topology})"
+    noise = f" ± {rates.noise:.2g}" if isfinite(rates.noise) else ""
+    return f"{system} {rates.mean:.3g}{noise} ({topology})"

@@ -81,11 +81,11 @@ def test_loads_are_shares_of_what_the_plain_deployment_carries(
 @pytest.mark.parametrize(
     ("before", "after", "holds"),
     [
-        ((1.0, 1.0), (1.0, 1.04), True),
-        ((1.0, 1.0), (1.2, 1.2), False),
-        ((100.0,), (103.0,), False),
-        ((100.0,), (101.5,), True),
-        ((100.0, 100.0, 100.0), (99.0, 103.0, 107.0), None),  # the noise is 4.6
+        ((1.0,) * 3, (1.0, 1.02, 1.04), True),
+        ((1.0,) * 3, (1.2, 1.21, 1.22), False),
+        ((100.0,) * 3, (102.9, 103.0, 103.1), False),
+        ((100.0,) * 3, (101.4, 101.5, 101.6), True),
+        ((100.0,) * 3, (99.0, 103.0, 107.0), None),  # the noise is 9.9
     ],
 )
 def test_nobody_pays_for_what_nobody_feels(

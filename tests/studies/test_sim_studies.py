@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 from pathlib import Path
 
 import pytest
@@ -103,15 +104,39 @@ def test_a_verdict_is_open_where_the_noise_over_seeds_is_larger_than_the_distanc
     assert bar.judge(PerSeed((-0.40, -0.41, -0.39))) is True
     assert bar.judge(PerSeed((-0.10, -0.11, -0.09))) is False
     assert bar.judge(PerSeed((-0.50, -0.31, -0.12))) is None
-    assert bar.judge(PerSeed((-0.31,))) is True
-    assert Bar(0.1, at_least=True).judge(PerSeed((0.2, 0.2))) is True
-    assert Bar(0.0, by_points=True).judge(PerSeed((0.0, 0.0))) is True
+    assert bar.judge(PerSeed((-0.31, -0.34, -0.37))) is None  # 4.3 standard errors of 1.7 %
+    assert bar.judge(PerSeed((-0.31, -0.34, -0.37) * 3)) is True  # 2.3 of 0.9 %
+
+
+@pytest.mark.parametrize("changes", [(-0.9,), (-0.9, -0.8), (-0.9, -0.9, -0.9)])
+def test_few_seeds_and_a_constant_have_no_verdict(changes: tuple[float, ...]) -> None:
+    for bar in (Bar(-0.30), Bar(-0.30, at_least=True)):
+        assert bar.judge(PerSeed(changes)) is None
+
+
+def test_no_change_in_any_seed_passes_a_bar_that_lies_beyond_it() -> None:
+    same = PerSeed((0.0, 0.0, 0.0))
+    assert Bar(-0.01, at_least=True, by_points=True).judge(same) is True
+    assert Bar(-0.3).judge(same) is False
+    for at_least in (True, False):
+        assert Bar(0.0, at_least=at_least).judge(same) is None
+
+
+@pytest.mark.parametrize("num_seeds", [3, 5])
+def test_chance_alone_passes_a_bar_in_one_of_forty(num_seeds: int) -> None:
+    rng, bar = random.Random(1), Bar(0.1, at_least=True)
+    verdicts = [
+        bar.judge(PerSeed(tuple(rng.gauss(0.1, 0.05) for _ in range(num_seeds))))
+        for _ in range(5000)
+    ]
+    assert 0.02 < verdicts.count(True) / len(verdicts) < 0.03
 
 
 def test_a_bar_is_told_with_the_noise_that_it_allows_for() -> None:
-    assert Bar(-0.3).shown(PerSeed((-0.2, -0.4))) == "at most -30.0% (noise 20.0%)"
+    assert Bar(-0.3).shown(PerSeed((-0.2, -0.3, -0.4))) == "at most -30.0% (noise 24.8%)"
     points = Bar(0.02, at_least=True, by_points=True)
-    assert points.shown(PerSeed((0.5,))) == "at least +0.02 (noise 0)"
+    assert points.shown(PerSeed((0.0, 0.0, 0.0))) == "at least +0.02 (noise 0)"
+    assert points.shown(PerSeed((0.5,))) == "at least +0.02 (noise unknown)"
 
 
 def test_a_change_is_a_share_of_the_baseline_or_in_points() -> None:
@@ -127,9 +152,9 @@ def test_a_row_says_against_what_what_was_asked_and_what_others_had() -> None:
         "P99", "busy", 3.0, "p99", "seconds", "plain", "ours", "-60 %", Bar(-0.6), "why", ("other",)
     )
     found = row.judged("p", "a place, 3 requests/s", Results(rows))
-    assert (found.against, found.baseline, found.ours, found.verdict) == ("plain", 2.0, 1.0, "no")
+    assert (found.against, found.baseline, found.ours, found.verdict) == ("plain", 2.0, 1.0, "open")
     assert found.note == "-50.0% ± 0.0%; why; other 1.5"
-    assert found.asked == "at most -60.0% (noise 0.0%)"
+    assert found.asked == "at most -60.0% (noise unknown)"
     assert found.scenario == "a place, 3 requests/s; seconds"
 
 
@@ -206,4 +231,5 @@ HAS_IT, LATER, NEVER = [(8.0, 0.98)], [(8.0, 0.9), (12.0, 0.98)], [(7.0, 0.5)]
 def test_gpus_that_were_never_enough_are_a_lower_bound(
     baseline: list[Point], ours: list[Point], holds: bool | None
 ) -> None:
-    assert tokenscale._cost(MAIN, "distserve", [(baseline, ours)] * 3).holds is holds
+    pairs = [(baseline, [(more * gpus, kept) for gpus, kept in ours]) for more in (1, 1.01, 1.02)]
+    assert tokenscale._cost(MAIN, "distserve", pairs).holds is holds
