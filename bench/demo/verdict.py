@@ -5,7 +5,8 @@ The change of a figure is the mean of its differences, pair by pair. Two things 
 - the **bar**: 2 % of the first preset's mean, and not less than what a user notices;
 - the **interval**: 95 % around the change. Its standard error comes from drawing pairs, and in each
   of them requests, again and again (``bench.demo.paired``); a figure without requests has that of
-  the pairs' differences. Student's t over the pairs makes it as wide as few pairs ask for.
+  the pairs' differences. Student's t over the pairs that it comes from makes it as wide as few of
+  them ask for. Differences that are all the same, but for 0, have no interval.
 
 Better or worse: the change is over the bar, and the interval leaves 0 out. No difference: the
 interval lies within the bar. Anything else is unclear. Two pairs say nothing about a third.
@@ -23,11 +24,10 @@ from typing import Any, NamedTuple
 from bench.demo.paired import PairedSamples, standard_error
 from headway.felt import TITLES
 from results.by_class import KEPT, PREEMPTIONS
+from results.interval import LEAST_RUNS, half_interval, student
 
 WORSE = 0.02  # share of the first preset's mean
-LEAST_PAIRS = 3
-_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # 97.5 %, from 1 degree on
-_FROM_TEN = 2.23  # for more degrees of freedom: never too small
+LEAST_PAIRS = LEAST_RUNS
 
 
 class Figure(NamedTuple):
@@ -78,13 +78,14 @@ class Judgement(StrEnum):
 class ComparedFigure:
     """A figure of two presets, pair by pair.
 
-    ``error``: the standard error of the change; None for that of the pairs' differences.
+    ``interval``: half of the 95 % interval of the change by its requests; None for that of the
+    pairs' differences.
     """
 
     figure: Figure
     before: tuple[float, ...]
     after: tuple[float, ...]
-    error: float | None = None
+    interval: float | None = None
 
     @property
     def change(self) -> float:
@@ -98,15 +99,10 @@ class ComparedFigure:
 
     @property
     def noise(self) -> float:
-        """Half of the 95 % interval of the mean difference; inf for too few pairs."""
-        num_pairs = len(self.before)
-        if num_pairs < LEAST_PAIRS:
-            return math.inf
-        degrees = num_pairs - 1
-        student = _STUDENT[degrees - 1] if degrees <= len(_STUDENT) else _FROM_TEN
-        if self.error is None:
-            return student * statistics.stdev(self._differences) / math.sqrt(num_pairs)
-        return student * self.error
+        """Half of the 95 % interval of the mean difference; inf where the pairs do not tell it."""
+        if self.interval is None or len(self.before) < LEAST_PAIRS:
+            return half_interval(self._differences)
+        return self.interval
 
     @property
     def verdict(self) -> Judgement:
@@ -157,9 +153,11 @@ def compared(
         if not pairs:
             continue
         firsts, seconds = zip(*pairs, strict=True)
-        error = None
-        if figure.sample and len(pairs) >= LEAST_PAIRS:
-            values = [found for each in samples if (found := each.get(figure.sample)) is not None]
-            error = standard_error(values, figure.share) if values else None
-        rows.append(ComparedFigure(figure, firsts, seconds, error))
+        interval = None
+        values = [found for each in samples if (found := each.get(figure.sample)) is not None]
+        if len(values) >= LEAST_PAIRS:
+            interval = student(len(values)) * standard_error(values, figure.share)
+        elif values:
+            interval = math.inf  # of too few pairs
+        rows.append(ComparedFigure(figure, firsts, seconds, interval))
     return rows

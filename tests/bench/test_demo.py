@@ -268,9 +268,31 @@ def test_a_change_that_the_pairs_do_not_agree_on_is_unclear() -> None:
 
 
 def test_a_change_below_the_bar_is_none_however_sure_it_is() -> None:
-    assert judged((0.02, 0.02, 0.02), (0.09, 0.09, 0.09)) is Judgement.EQUAL  # nobody notices
-    assert judged((100.0,) * 3, (101.9,) * 3) is Judgement.EQUAL  # under 2 %
-    assert judged((100.0,) * 3, (102.1,) * 3) is Judgement.WORSE
+    assert judged((0.02, 0.02, 0.02), (0.08, 0.08, 0.09)) is Judgement.EQUAL  # nobody notices
+    assert judged((100.0,) * 3, (101.8, 101.8, 101.9)) is Judgement.EQUAL  # under 2 %
+    assert judged((100.0,) * 3, (102.1, 102.1, 102.2)) is Judgement.WORSE
+
+
+def test_pairs_that_all_change_alike_say_nothing_of_their_spread() -> None:
+    assert judged((2.0, 2.0, 2.0), (1.0, 1.0, 1.0)) is Judgement.UNCLEAR
+    assert judged((0.3, 0.2, 0.1), (1.3, 1.2, 1.1)) is Judgement.UNCLEAR  # but for rounding
+    assert judged((0.0, 0.0, 0.0), (0.0, 0.0, 0.0)) is Judgement.EQUAL
+
+
+@pytest.mark.parametrize(
+    ("num_sampled", "verdict"),
+    [(1, Judgement.UNCLEAR), (2, Judgement.UNCLEAR), (3, Judgement.BETTER)],
+)
+def test_an_interval_of_requests_is_of_the_pairs_that_have_some(
+    num_sampled: int, verdict: Judgement
+) -> None:
+    rng = random.Random(1)
+    waits = [[4.0 + rng.random() for _ in range(60)] for _ in range(3)]
+    before = [{"chat_ttft_p99": 5.0}] * 3
+    after = [{"chat_ttft_p99": 4.0}] * 3
+    samples = of_requests(*((each, [wait - 1.0 for wait in each]) for each in waits[:num_sampled]))
+    (row,) = compared(before, after, samples=[*samples, *[{}] * (3 - num_sampled)])
+    assert row.verdict is verdict
 
 
 @pytest.mark.parametrize("num_pairs", [1, 2])
@@ -423,8 +445,8 @@ def test_the_table_has_a_change_a_threshold_and_a_verdict_in_each_row() -> None:
         [{"chat_ttft_p99": seconds, "qoe_kept": 0.8} for seconds in (2.0, 2.1, 2.2)],
         [
             {"chat_ttft_p99": 1.0, "qoe_kept": 0.9},
-            {"chat_ttft_p99": 1.1, "qoe_kept": 0.9},
-            {"chat_ttft_p99": 1.2, "qoe_kept": 0.6},
+            {"chat_ttft_p99": 1.12, "qoe_kept": 0.9},
+            {"chat_ttft_p99": 1.18, "qoe_kept": 0.6},
         ],
     )
     print_compared(console, "title", ("a", "b"), rows)
