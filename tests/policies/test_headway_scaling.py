@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headway.core.autoscaler.budget import Budget
@@ -87,6 +87,47 @@ def test_a_promise_that_no_pass_keeps_decides_nothing() -> None:
     last = run(policy(), rates(limit=0.005), 0, 60)[-1]
     assert roles(last)[:2] == (0, 0)
     assert "which no pass keeps" in last.reason
+
+
+@pytest.mark.parametrize(
+    ("most", "limit", "is_kept"),
+    # 3.59 unified instances at 25 ms, full ones; at 12.5 ms 47 or 2 + 6, at 12.2 ms 114 or 2 + 13
+    [(4, 0.025, True), (4, 0.0125, True), (4, 0.0122, False), (10, 0.0122, True)],
+)
+def test_a_limit_far_beyond_all_instances_allowed_decides_nothing(
+    most: int, limit: float, is_kept: bool
+) -> None:
+    made = policy(replace(PARAMS, max_prefill=most, max_decode=most, max_unified=most))
+    last = run(made, rates(limit=limit), 0, 60)[-1]
+    assert ("which not even all instances allowed keep" in last.reason) is not is_kept
+    if not is_kept:
+        assert roles(last) == roles(run(policy(), rates(), 0, 60)[-1])
+
+
+def test_a_limit_counts_again_once_all_instances_allowed_keep_it() -> None:
+    made, is_dropped = policy(), {}
+    for start, per_s in ((0, 45.0), (100, 20.0), (200, 10.0)):  # 13, 6 and 3 decoders
+        last = run(made, rates(per_s, limit=0.0122), start, 100)[-1]
+        is_dropped[per_s] = "not even" in last.reason
+    assert is_dropped == {45.0: True, 20.0: True, 10.0: False}
+
+
+@example(per_s=50.0, more=1.1, limit=STRICT, output=32)  # two prefillers carry 51/s
+@given(
+    per_s=st.floats(1, 300),
+    more=st.floats(1, 3),
+    limit=st.floats(2 * A100.pass_time.base, 0.2),
+    output=st.integers(1, 500),
+)
+def test_more_load_of_a_limit_of_two_passes_never_needs_a_smaller_fleet(
+    per_s: float, more: float, limit: float, output: int
+) -> None:
+    params = replace(PARAMS, max_prefill=2, max_decode=2)
+    less, greater = (
+        policy(params, Fleet()).targets(rates(rate, output=output, limit=limit), now=0.0)
+        for rate in (per_s, more * per_s)
+    )
+    assert less.num_unified <= greater.num_unified
 
 
 def test_a_limit_that_was_given_stands_over_the_classes() -> None:

@@ -27,6 +27,13 @@ from headway.policies.scaling.window import WindowMean, WindowPeak
 _KEPT = 0.98
 """Weight that earlier passes keep with each sample of an instance's."""
 
+_BEYOND = 2
+"""A limit is dropped where this many times the instances allowed would not keep it.
+
+Not at once: the fleet would shrink as its load grows. A limit of twice the base of a pass, or a
+looser one, makes a request cost at most twice as much, so here the fleet is full without it, too.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class TopologyParams(TokenScaleParams):
@@ -66,6 +73,7 @@ class HeadwayScaling(TokenScale):
         self._mean: Sequence[float] = (0.0, 0.0, 0.0)  # requests, input and output tokens a second
         self._now = Rates(0.0, 0.0, 0.0)
         self._limit = Constant("inter-token limit", inf, Source.DEFAULT)
+        self._is_beyond_all = False
 
     def constants(self) -> Sequence[Constant]:
         """Return the burst ratio, and the limit between tokens where there is one."""
@@ -128,6 +136,17 @@ class HeadwayScaling(TokenScale):
             self._limit = Constant(self._limit.name, 1 / promised, Source.MEASURED)
         else:
             self._limit = Constant(self._limit.name, inf, Source.DEFAULT)
+        self._is_beyond_all = self._exceeds_all(1 if self._is_beyond_all else _BEYOND)  # hysteresis
+
+    def _exceeds_all(self, times: float) -> bool:
+        """Return whether the limit needs more than ``times`` the instances allowed, unified or not.
+
+        Every instance is taken to be full.
+        """
+        needs, own = Needs.of(self._demand(), self._deployed(), self._limit.value), self._own
+        if needs.unified <= times * own.max_unified:
+            return False
+        return needs.prefill > times * own.max_prefill or needs.decode > times * own.max_decode
 
     def _demand(self) -> Demand:
         """Return the mean requests of the window; the KV of who decodes is measured if it can."""
@@ -159,9 +178,13 @@ class HeadwayScaling(TokenScale):
 
     @property
     def _kept_limit(self) -> float:
-        """Return the limit, or none where not even a request alone would keep it."""
-        limit = self._limit.value
-        return limit if is_kept_by(self._deployed(), limit) else inf
+        """Return the limit, or none where no pass or no fleet within the bounds keeps it."""
+        return self._limit.value if self._is_kept_alone and not self._is_beyond_all else inf
+
+    @property
+    def _is_kept_alone(self) -> bool:
+        """Return whether a request that decodes alone keeps the limit."""
+        return is_kept_by(self._deployed(), self._limit.value)
 
     def _needs(self) -> Needs:
         needs = Needs.of(self._demand(), self._deployed(), self._kept_limit)
@@ -198,7 +221,8 @@ class HeadwayScaling(TokenScale):
         source = "given" if limit.source is Source.GIVEN else "a class's promise"
         within = "no limit between tokens"
         if limit.value < inf:
-            kept = "" if needs.limit < inf else ", which no pass keeps"
+            none = "not even all instances allowed keep" if self._is_kept_alone else "no pass keeps"
+            kept = "" if needs.limit < inf else f", which {none}"
             within = f"within {1000 * limit.value:g} ms between tokens ({source}{kept})"
         factors = [self._learned.factor(stage) for stage in ("prefill", "decode")]
         is_measured = any(factor != 1.0 for factor in factors)
