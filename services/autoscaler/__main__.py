@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.autoscaler.actuators import make_actuator
 from services.autoscaler.config import AutoscalerConfig
 from services.autoscaler.keda import KedaScaler
 from services.autoscaler.service import AutoscalerService
@@ -11,7 +12,7 @@ from services.runtime.service import Runtime, run_service
 
 async def build(runtime: Runtime[AutoscalerConfig]) -> AutoscalerService:
     """Return the service, with its RPCs registered."""
-    service = AutoscalerService(runtime)
+    service = AutoscalerService(runtime, make_actuator(runtime.config, runtime.store))
     runtime.server.add(service)
     config = runtime.config
     keda = KedaScaler(

@@ -19,7 +19,7 @@ from headway.core.autoscaler.events import (
 from headway.core.autoscaler.starts import StartsReport
 from headway.errors import Code, HeadwayError
 from protos import autoscaler_pb2, autoscaler_pb2_grpc
-from services.autoscaler.actuators import make_actuator
+from services.autoscaler.actuators import Actuator
 from services.autoscaler.config import AutoscalerConfig
 from services.autoscaler.decisions import Decisions
 from services.autoscaler.start_metrics import StartMetrics
@@ -37,7 +37,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
     """The shell around :class:`AutoscalerCore`."""
 
-    def __init__(self, runtime: Runtime[AutoscalerConfig]) -> None:
+    def __init__(self, runtime: Runtime[AutoscalerConfig], actuator: Actuator) -> None:
         config = runtime.config
         self._runtime = runtime
         self._log = runtime.log
@@ -47,7 +47,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
         self.decisions = Decisions(config.num_decisions, runtime.log, runtime.metrics)
         self._starts = StartMetrics(runtime.metrics)
         self._steering = Steering(
-            make_actuator(config, runtime.store),
+            actuator,
             lambda: self.decisions.newest,
             self._post,
             runtime.log,

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from headway.core.autoscaler.starts import InstanceStart, StartsReport
 from headway.errors import Code, HeadwayError
 from protos import autoscaler_pb2, autoscaler_pb2_grpc
-from services.autoscaler import service as service_module
+from services.autoscaler.actuators import Actuator
 from services.autoscaler.config import AutoscalerConfig
 from services.autoscaler.service import AutoscalerService
 from services.autoscaler.start_metrics import StartMetrics
@@ -26,7 +26,7 @@ from services.runtime.service import Runtime
 from services.runtime.store import Store
 
 
-class Books:
+class Books(Actuator):
     """An actuator that does what it is told at once, unless it is away."""
 
     name = "books"
@@ -64,12 +64,11 @@ class Books:
 
 @asynccontextmanager
 async def steered(
-    config: AutoscalerConfig, books: Books, monkeypatch: pytest.MonkeyPatch
+    config: AutoscalerConfig, books: Books
 ) -> AsyncIterator[tuple[AutoscalerService, autoscaler_pb2_grpc.AutoscalerAsyncStub]]:
-    monkeypatch.setattr(service_module, "make_actuator", lambda config, store: books)
     store = await Store.connect(config.store, config.cluster)
     runtime = Runtime(config, Clock(), store, GrpcServer(config), get_logger())
-    service = AutoscalerService(runtime)
+    service = AutoscalerService(runtime, books)
     runtime.server.add(service)
     address = await runtime.server.start()
     await service.start()
@@ -106,11 +105,11 @@ def fleet(num_prefill: int, num_requests: int) -> autoscaler_pb2.FleetReport:
 
 
 async def test_a_load_makes_instances_and_its_end_takes_them_away(
-    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+    store_url: str, cluster: str
 ) -> None:
     books = Books(prefill=1, decode=1)
     config = blitzscale(store_url, cluster)
-    async with steered(config, books, monkeypatch) as (_, stub):
+    async with steered(config, books) as (_, stub):
         await stub.ReportFleet(fleet(1, 20))
         await until(lambda: books.replicas["prefill"] == 3)
         await stub.ReportFleet(fleet(3, 0))
@@ -122,7 +121,6 @@ async def test_a_load_makes_instances_and_its_end_takes_them_away(
 async def test_a_worker_of_a_pool_that_shrinks_serves_the_one_that_grows(
     store_url: str,
     cluster: str,
-    monkeypatch: pytest.MonkeyPatch,
     change_roles: bool,
     num_changed: int,
 ) -> None:
@@ -130,19 +128,17 @@ async def test_a_worker_of_a_pool_that_shrinks_serves_the_one_that_grows(
     books.num_changeable = 1
     options = {"num_prefill": 1, "num_decode": 3, "change_roles": change_roles}
     config = AutoscalerConfig(store=store_url, cluster=cluster, interval=0.02, **options)  # type: ignore[arg-type]  # options by name
-    async with steered(config, books, monkeypatch):
+    async with steered(config, books):
         await until(lambda: books.replicas == {"prefill": 1, "decode": 3})
     assert books.num_changed == num_changed
     assert books.num_calls == 2  # what could not change is drained and started
 
 
-async def test_how_long_starts_took_is_told_to_the_policy(
-    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_how_long_starts_took_is_told_to_the_policy(store_url: str, cluster: str) -> None:
     books = Books(prefill=1, decode=1)
     books.newest_starts = StartsReport([InstanceStart("decode-2", "decode", 3.5)])
     config = blitzscale(store_url, cluster)
-    async with steered(config, books, monkeypatch) as (service, stub):
+    async with steered(config, books) as (service, stub):
         await stub.ReportFleet(fleet(1, 0))
 
         def is_told() -> bool:
@@ -163,20 +159,20 @@ def test_starts_are_metrics_by_role_and_warmth() -> None:
 
 
 async def test_a_role_that_the_actuator_does_not_have_is_left_alone(
-    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+    store_url: str, cluster: str
 ) -> None:
     books = Books(prefill=1)
-    async with steered(blitzscale(store_url, cluster), books, monkeypatch) as (_, stub):
+    async with steered(blitzscale(store_url, cluster), books) as (_, stub):
         await stub.ReportFleet(fleet(1, 20))
         await until(lambda: books.replicas["prefill"] == 3)
         assert set(books.replicas) == {"prefill"}
 
 
 async def test_an_actuator_that_was_away_is_told_when_it_is_back(
-    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+    store_url: str, cluster: str
 ) -> None:
     books = Books(prefill=1)
-    async with steered(blitzscale(store_url, cluster), books, monkeypatch) as (service, stub):
+    async with steered(blitzscale(store_url, cluster), books) as (service, stub):
         books.is_away = True
         await stub.ReportFleet(fleet(1, 20))
 
@@ -190,32 +186,30 @@ async def test_an_actuator_that_was_away_is_told_when_it_is_back(
         await until(lambda: books.replicas["prefill"] == 3)
 
 
-async def test_somebody_elses_change_is_undone(
-    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_somebody_elses_change_is_undone(store_url: str, cluster: str) -> None:
     books = Books(prefill=2)
     config = AutoscalerConfig(store=store_url, cluster=cluster, num_prefill=2, interval=0.02)
-    async with steered(config, books, monkeypatch):
+    async with steered(config, books):
         books.replicas["prefill"] = 7
         await until(lambda: books.replicas["prefill"] == 2)
 
 
 async def test_an_autoscaler_that_comes_back_takes_nothing_away_before_it_knows(
-    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+    store_url: str, cluster: str
 ) -> None:
     config = blitzscale(store_url, cluster)
     books = Books(prefill=4, decode=5)
-    async with steered(config, books, monkeypatch) as (service, _):
+    async with steered(config, books) as (service, _):
         await until(lambda: len(service.decisions.last(0)) > 3)
         assert books.replicas == {"prefill": 4, "decode": 5}
         assert books.num_calls == 0
 
 
 async def test_without_an_actuator_it_begins_with_what_it_wanted_before(
-    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+    store_url: str, cluster: str
 ) -> None:
     config = blitzscale(store_url, cluster, scale_down_delay=60.0)
-    async with steered(config, Books(), monkeypatch) as (service, stub):
+    async with steered(config, Books()) as (service, stub):
         await stub.ReportFleet(fleet(1, 20))
         store = await Store.connect(store_url, cluster)
 
@@ -224,16 +218,16 @@ async def test_without_an_actuator_it_begins_with_what_it_wanted_before(
 
         await until(is_published)
         await store.close()
-    async with steered(config, Books(), monkeypatch) as (service, _):
+    async with steered(config, Books()) as (service, _):
         await until(lambda: len(service.decisions.last(0)) > 1)
         assert {d.targets.num_prefill for d in service.decisions.last(0)} == {3}
 
 
 async def test_decisions_are_told_with_their_figures_newest_last(
-    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+    store_url: str, cluster: str
 ) -> None:
     config = blitzscale(store_url, cluster, num_decisions=4)
-    async with steered(config, Books(), monkeypatch) as (service, stub):
+    async with steered(config, Books()) as (service, stub):
         await stub.ReportRates(autoscaler_pb2.RateReport(gateway_id="g", requests_per_s=4.0))
         await stub.ReportFleet(fleet(1, 20))
 
@@ -252,10 +246,8 @@ async def test_decisions_are_told_with_their_figures_newest_last(
         assert len(one.decisions) == 1
 
 
-async def test_a_malformed_fleet_is_refused(
-    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with steered(blitzscale(store_url, cluster), Books(), monkeypatch) as (_, stub):
+async def test_a_malformed_fleet_is_refused(store_url: str, cluster: str) -> None:
+    async with steered(blitzscale(store_url, cluster), Books()) as (_, stub):
         report = autoscaler_pb2.FleetReport(decode=autoscaler_pb2.PoolLoad(memory=1.5))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.ReportFleet(report)
