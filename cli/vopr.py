@@ -17,11 +17,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--scenario", type=Path, metavar="FILE", help="run a history that --shrink has written"
     )
-    add(
-        "--shells",
-        action="store_true",
-        help="run the live services themselves, on virtual time (about 1 s a history)",
-    )
     add("--preset", default="", help="policies of every history; default: each seed's own")
     add("--minutes", type=float, default=0.0, help="stop after so long; default: run them all")
     add("--shrink", action="store_true", help="drop what a failing history does not need")
@@ -38,30 +33,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the histories; return 1 if one broke a promise."""
     from headway.presets import find_preset
-    from proof.vopr.campaign import STATES, SeedCampaign, parse_seeds
-    from proof.vopr.history import run as run_copies
+    from proof.vopr.campaign import SeedCampaign, parse_seeds
     from proof.vopr.report import figures, print_history, print_summary, write_shrunk
     from proof.vopr.scenario import parse
     from results.output import write_json
 
     if args.preset:
         find_preset(args.preset)
-    live, states, flags = run_copies, STATES, ""
-    if args.shells:
-        from proof.shells.history import run as run_shells
-        from proof.shells.states import STATES as SHELL_STATES
-
-        live, states, flags = run_shells, SHELL_STATES, " --shells"
     if args.scenario is not None:
-        campaign = SeedCampaign.of_scenario(parse(_text_of(args.scenario)), live, states)
+        campaign = SeedCampaign.of_scenario(parse(_text_of(args.scenario)))
     else:
         seeds = range(args.seed, args.seed + 1) if args.seeds is None else parse_seeds(args.seeds)
-        campaign = SeedCampaign.of_seeds(seeds, args.preset, live, states)
+        campaign = SeedCampaign.of_seeds(seeds, args.preset)
     for history in campaign.run(minutes=args.minutes):
         if history.violations or campaign.is_single:
-            print_history(history, args.preset, flags)
+            print_history(history, args.preset)
         if history.violations and args.shrink:
-            write_shrunk(history, args.out, live, flags)
+            write_shrunk(history, args.out)
     missing = campaign.missing() if args.require_all else []
     print_summary(campaign, missing)
     write_json(args.json, figures(campaign, missing))

@@ -10,13 +10,23 @@ from pathlib import Path
 from proof.mutants.mutations import MUTATIONS, Mutation
 from proof.vopr.campaign import parse_seeds
 
+_PATIENCE = 1200.0
+"""Seconds after which what has not ended counts as caught: a mutation may make a loop endless."""
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def is_caught(mutation: Mutation, *what: str) -> bool:
-    """Return whether a process with the mutation fails; RuntimeError if it cannot even run."""
+def is_caught(mutation: Mutation, *what: str, patience: float = _PATIENCE) -> bool:
+    """Return whether a process with the mutation fails, or does not end within ``patience`` s.
+
+    RuntimeError if it cannot even run.
+    """
     call = [sys.executable, "-m", "proof.mutants.apply", mutation.name, *what]
-    done = subprocess.run(call, cwd=_ROOT, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            call, cwd=_ROOT, capture_output=True, text=True, check=False, timeout=patience
+        )
+    except subprocess.TimeoutExpired:
+        return True
     if done.returncode not in (0, 1) or "Traceback (most recent call last)" in done.stderr:
         raise RuntimeError(f"{mutation.name}: {done.stdout[-500:]}{done.stderr[-500:]}")
     return done.returncode == 1
@@ -27,7 +37,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="mutations by name; default: all")
     parser.add_argument("--seeds", metavar="A..B", help="histories of vopr instead of tests")
-    parser.add_argument("--shells", action="store_true", help="on the live services")
     args = parser.parse_args()
     chosen = [each for each in MUTATIONS if not args.names or each.name in args.names]
     num_caught = 0
@@ -36,8 +45,7 @@ def main() -> int:
             caught = is_caught(mutation, "tests", *mutation.tests)
         else:
             seeds = parse_seeds(args.seeds)
-            kind = "shells" if args.shells else "seeds"
-            caught = is_caught(mutation, kind, str(seeds.start), str(seeds.stop))
+            caught = is_caught(mutation, "seeds", str(seeds.start), str(seeds.stop))
         num_caught += caught
         print(f"{'caught' if caught else 'SURVIVED':<9} {mutation.name}", flush=True)
     print(f"{num_caught} of {len(chosen)} are caught")

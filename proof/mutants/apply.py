@@ -1,4 +1,4 @@
-"""``python -m proof.mutants.apply NAME (tests FILE… | seeds A B | shells A B)``: live with one.
+"""``python -m proof.mutants.apply NAME (tests FILE… | seeds A B)``: live with one.
 
 The mutation is made as the module is imported: no file changes. Exits with 1 if it was caught.
 """
@@ -6,11 +6,10 @@ The mutation is made as the module is imported: no file changes. Exits with 1 if
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
-from typing import Any
 
 from proof.mutants.mutations import Mutation, find, mutated
 
@@ -52,14 +51,10 @@ def _fails_tests(files: Sequence[str]) -> bool:
     return pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-n", "0", *files]) == 1
 
 
-def _breaks_promise(first: int, last: int, *, in_shells: bool) -> bool:
+def _breaks_promise(first: int, last: int) -> bool:
     from proof.vopr.draw import draw
+    from proof.vopr.history import run
 
-    run: Callable[[Any], Any]
-    if in_shells:
-        from proof.shells.history import run
-    else:
-        from proof.vopr.history import run
     for seed in range(first, last):
         violations = run(draw(seed)).violations
         if violations:
@@ -74,8 +69,7 @@ def main(argv: Sequence[str]) -> int:
     sys.meta_path.insert(0, _Finder(find(name)))
     if what == "tests":
         return int(_fails_tests(rest))
-    first, last = map(int, rest)
-    return int(_breaks_promise(first, last, in_shells=what == "shells"))
+    return int(_breaks_promise(*map(int, rest)))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,14 @@ from __future__ import annotations
 from random import Random
 
 from headway.presets import PRESETS
-from proof.vopr.scenario import Asking, FaultKind, PlannedFault, SeedScenario, names
-from proof.vopr.world import WorkerShape
+from proof.vopr.scenario import (
+    Asking,
+    FaultKind,
+    PlannedFault,
+    SeedScenario,
+    WorkerShape,
+    names,
+)
 
 ROLES = (
     ("unified",),
@@ -34,7 +40,7 @@ _ON_LINKS = (
     FaultKind.CUT,
     FaultKind.HALF_OPEN,
     FaultKind.PARTITION,
-    FaultKind.DOUBLE,
+    FaultKind.UNANSWERED,
 )
 _LASTING = {
     FaultKind.CRASH: (0.0, 3.0),
@@ -44,7 +50,7 @@ _LASTING = {
     FaultKind.SLOW_ENGINE: (0.2, 3.0),
     FaultKind.DELAY: (0.2, 4.0),
     FaultKind.PARTITION: (0.05, 6.0),
-    FaultKind.DOUBLE: (0.5, 5.0),
+    FaultKind.UNANSWERED: (0.5, 5.0),
     FaultKind.STORE_AWAY: (0.1, 5.0),
     FaultKind.STORE_SLOW: (0.5, 4.0),
     FaultKind.STORE_STALE: (0.2, 4.0),
@@ -65,7 +71,7 @@ _THEMES: tuple[tuple[FaultKind, ...], ...] = (
         FaultKind.HALF_OPEN,
         FaultKind.PARTITION,
         FaultKind.DELAY,
-        FaultKind.DOUBLE,
+        FaultKind.UNANSWERED,
     ),  # links
 )
 """Kinds of one history; faults of few kinds meet each other more often."""
@@ -141,7 +147,6 @@ def _requests(rng: Random, shape: WorkerShape) -> tuple[Asking, ...]:
                 num_prompt=rng.randint(1, most),
                 shared=rng.choice((0, 0, 8, 20)),
                 max_tokens=rng.choice((1, 4, 12, 24, most)) if rng.random() < 0.9 else most,
-                stops=rng.randint(1, 50) if rng.random() < 0.2 else 0,
                 reasons=rng.random() < 0.5,
                 paced=rng.random() < 0.5,
                 leaves=round(rng.uniform(0.01, 2.0), 3) if leaves else 0.0,
@@ -172,7 +177,8 @@ def _takeovers(rng: Random, scenario: SeedScenario) -> tuple[PlannedFault, ...]:
         PlannedFault(FaultKind.USURP, round(rng.uniform(0.2, _WORKLOAD_S + 1.0), 4))
         for _ in range(rng.randint(4, 10))
     ]
-    return tuple(sorted([*slow, *usurped], key=lambda each: each.at))
+    wiped = PlannedFault(FaultKind.STORE_WIPED, round(rng.choice(usurped).at + 0.1, 4))
+    return tuple(sorted([*slow, *usurped, wiped], key=lambda each: each.at))
 
 
 def _fault(rng: Random, kind: FaultKind, scenario: SeedScenario) -> PlannedFault:

@@ -1,131 +1,130 @@
-"""An engine whose next token follows from the whole context, read through its paged KV.
-
-A token's KV is its id. A wrong block table, a block that two requests write, or KV that was lost on
-the way changes the context, and with it every later token.
-"""
+"""The engine of a worker's history behind the live shell: a ``Backend`` whose KV are token ids."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
-import numpy as np
+from headway.engine import Buffer, EngineInfo, PassFailure
+from headway.errors import invalid
+from headway.forward_pass import ForwardPass, PassResult
+from proof.vopr.paged import PagedEngine
+from proof.vopr.scenario import BLOCK_SIZE
+from proof.vopr.world import DEVICE_FAILED, ShellWorld, VirtualMachine
 
-from headway.engine import PassFailure
-from headway.forward_pass import PENDING, ForwardPass, HiddenStates, PassItem, PassResult, Sampled
-from headway.request import StreamKey
-
-END_OF_REASONING = 7
-_VOCABULARY = 50
-_NEVER_WRITTEN = -1
-
-
-def next_token(context: Sequence[int]) -> int:
-    """Return a token that depends on every token before it; never the end of a sequence (0)."""
-    value = 17
-    for position, token in enumerate(context):
-        value = (value * 31 + token * (position + 7)) % 1_000_003
-    return 1 + value % _VOCABULARY
+TOKEN_BYTES = 4
+_BLOCKS_A_PIECE = 4
 
 
-def answer_to(
-    prompt: Sequence[int],
-    most: int,
-    stop: Sequence[int] = (),
-    draw: Callable[[Sequence[int]], int] = next_token,
-) -> tuple[int, ...]:
-    """Return the undisturbed answer: ``most`` tokens, or up to the first stop token."""
-    tokens = list(prompt)
-    for _ in range(most):
-        tokens.append(draw(tokens))
-        if tokens[-1] in stop:
-            break
-    return tuple(tokens[len(prompt) :])
+class MemoryEngine:
+    """One worker's device, on virtual time: its thread says how long a pass takes."""
+
+    def __init__(self, world: ShellWorld, machine: VirtualMachine) -> None:
+        shape = world.scenario.shape
+        units = shape.num_units
+        self.info = EngineInfo(
+            num_blocks=units * shape.num_blocks,
+            num_host_blocks=units * shape.host_blocks,
+            block_size=BLOCK_SIZE,
+            kv_bytes_per_token=TOKEN_BYTES,
+            max_model_len=shape.num_blocks * BLOCK_SIZE,
+            eos_token_ids=(),
+            dtype="float32",
+            kernels="memory",
+            swaps_beside=shape.swaps_beside,
+        )
+        self._world = world
+        self._machine = machine
+        self._paged = PagedEngine(self.info.num_blocks, self.info.num_host_blocks, BLOCK_SIZE)
+        self._num_expected = 0
+
+    def expect(self, forward_pass: ForwardPass) -> None:
+        """Save what leaves its blocks at once: nobody writes into them before."""
+        hit = self._world.hit
+        if forward_pass.swapped_out:
+            hit("KV goes to host memory")
+        if forward_pass.swapped_in:
+            hit("KV comes back from host memory")
+        if forward_pass.saved:
+            hit("a prefix is saved to host memory")
+        if self._num_expected:
+            hit("a pass is planned ahead")
+        self._num_expected += 1
+        self._paged.begin(forward_pass)
+
+    def run(self, forward_pass: ForwardPass) -> PassResult:
+        """Compute a pass, at its end."""
+        self._num_expected -= 1
+        self._world.num_passes += 1
+        machine, world = self._machine, self._world
+        try:
+            if machine.pass_failures:
+                machine.pass_failures -= 1
+                keys = [item.key for item in forward_pass.items[:1]]
+                raise PassFailure(keys, DEVICE_FAILED)
+            return self._paged.run(forward_pass, machine.pass_seconds(forward_pass))
+        except PassFailure:
+            world.hit("a pass fails")
+            world.failures.append(world.loop.time())
+            self._paged.failed()
+            raise
+
+    def kv_shape(self, num_blocks: int) -> tuple[int, ...]:
+        """Return (layers, keys, tokens, heads, width) of blocks."""
+        return 1, 1, num_blocks * BLOCK_SIZE, 1, 1
+
+    def read_kv(self, block_ids: Sequence[int], *, from_host: bool = False) -> Iterator[memoryview]:
+        """Yield the blocks' tokens in pieces, each read when it is asked for."""
+        for start in range(0, len(block_ids), _BLOCKS_A_PIECE):
+            part = block_ids[start : start + _BLOCKS_A_PIECE]
+            yield memoryview(self._paged.read(part, from_host=from_host))
+
+    def kv_writer(
+        self,
+        block_ids: Sequence[int],
+        shape: Sequence[int],
+        dtype: str,
+        num_tokens: int,
+        *,
+        first_token: int = 0,
+        to_host: bool = False,
+    ) -> _Sink:
+        """Return a sink for the KV of tokens ``first_token`` to ``num_tokens - 1``."""
+        if to_host:
+            self._world.hit("KV arrives in host memory")
+        return _Sink(self._paged, list(block_ids), shape[2], first_token, num_tokens, to_host)
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
-class PagedEngine:
-    """The memory of one worker's life: its blocks on the device and in host memory."""
-
+class _Sink:
     def __init__(
         self,
-        num_blocks: int,
-        num_host_blocks: int,
-        block_size: int,
-        draw: Callable[[Sequence[int]], int] = next_token,
+        paged: PagedEngine,
+        blocks: list[int],
+        num_rows: int,
+        first: int,
+        stop: int,
+        to_host: bool,
     ) -> None:
-        """``draw`` returns the token that follows a context."""
-        self._draw = draw
-        self.block_size = block_size
-        self._device = [[_NEVER_WRITTEN] * block_size for _ in range(num_blocks)]
-        self._host = [[_NEVER_WRITTEN] * block_size for _ in range(num_host_blocks)]
-        self._drawn: dict[StreamKey, int] = {}  # by the last pass
+        self._paged = paged
+        self._blocks = blocks
+        self._num_bytes = num_rows * TOKEN_BYTES
+        self._first, self._stop, self._to_host = first, stop, to_host
+        self._data = bytearray()
 
-    def failed(self) -> None:
-        """Note that a pass has failed: it has drawn nothing."""
-        self._drawn = {}
+    def feed(self, data: Buffer) -> None:
+        """Take the next bytes."""
+        self._data += data
+        self._require(len(self._data) <= self._num_bytes)
 
-    def begin(self, forward_pass: ForwardPass) -> None:
-        """Save the KV that leaves its blocks, before anybody else writes into them."""
-        for swap in (*forward_pass.swapped_out, *forward_pass.saved):
-            for block, host_block in zip(swap.blocks, swap.host_blocks, strict=True):
-                self._host[host_block] = list(self._device[block])
-
-    def run(self, forward_pass: ForwardPass, seconds: float) -> PassResult:
-        """Compute a pass that has begun; PassFailure where the one before it has failed."""
-        missing = [
-            item.key
-            for item in forward_pass.items
-            if PENDING in item.token_ids and item.key not in self._drawn
-        ]
-        if missing:
-            raise PassFailure(missing, "the pass before it drew no token")
-        for swap in forward_pass.swapped_in:
-            for block, host_block in zip(swap.blocks, swap.host_blocks, strict=True):
-                self._device[block] = list(self._host[host_block])
-        sampled = tuple(
-            Sampled(item.key, token)
-            for item in forward_pass.items
-            if (token := self._compute(item)) is not None
+    def finish(self) -> None:
+        """Write all of it."""
+        self._require(len(self._data) == self._num_bytes)
+        self._paged.write(
+            self._blocks, bytes(self._data), self._first, self._stop, to_host=self._to_host
         )
-        self._drawn = {each.key: each.token_id for each in sampled}
-        hidden = self._hidden([forward_pass.items[place] for place in forward_pass.hidden])
-        return PassResult(forward_pass.pass_id, seconds, sampled, hidden)
 
-    def _compute(self, item: PassItem) -> int | None:
-        size, table = self.block_size, item.block_table
-        for position, token in enumerate(item.token_ids, item.start):
-            token = self._drawn[item.key] if token == PENDING else token
-            self._device[table[position // size]][position % size] = token
-        if not item.sample:
-            return None
-        stop = item.start + len(item.token_ids)
-        context: list[int] = []
-        for block in table[: -(-stop // size)]:
-            context += self._device[block]
-        return self._draw(context[:stop])
-
-    @staticmethod
-    def _hidden(items: Sequence[PassItem]) -> HiddenStates | None:
-        """Return states that say at which position they were computed."""
-        if not items:
-            return None
-        positions = [[item.start + len(item.token_ids) - 1] for item in items]
-        return HiddenStates(tuple(item.key for item in items), np.array(positions, np.float16))
-
-    # --- KV on its way ----------------------------------------------------------------
-
-    def read(self, blocks: Sequence[int], *, from_host: bool) -> bytes:
-        """Return the KV in these blocks."""
-        memory = self._host if from_host else self._device
-        tokens = [token for block in blocks for token in memory[block]]
-        return struct.pack(f"<{len(tokens)}i", *tokens)
-
-    def write(
-        self, blocks: Sequence[int], data: bytes, first: int, stop: int, *, to_host: bool
-    ) -> None:
-        """Write the KV of tokens ``first … stop - 1``; ``data`` begins with the block of first."""
-        memory, size = (self._host if to_host else self._device), self.block_size
-        begin = first // size * size
-        tokens = struct.unpack(f"<{len(data) // 4}i", data)
-        for position in range(first, stop):
-            memory[blocks[position // size]][position % size] = tokens[position - begin]
+    def _require(self, holds: bool) -> None:
+        if not holds:
+            raise invalid("the number of KV bytes", len(self._data), str(self._num_bytes))

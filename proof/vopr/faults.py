@@ -1,4 +1,4 @@
-"""What each kind of fault does to a cluster, and how it ends."""
+"""What each kind of fault does to a cluster of live services, and how it ends."""
 
 from __future__ import annotations
 
@@ -7,55 +7,53 @@ from functools import partial
 
 from headway.cluster import Role
 from headway.presets import PRESETS
-from proof.vopr.cluster import SimulatedCluster
+from proof.vopr.cluster import ShellCluster
 from proof.vopr.scenario import FaultKind, PlannedFault
-from proof.vopr.worker import WorkerProcess
 
 Undo = Callable[[], None]
 _ROLES = (Role.UNIFIED, Role.PREFILL, Role.DECODE, Role.UNIFIED)
-_SCRIBBLES = ("leader", "members", "journal")
+_SCRIBBLES = ("leader", "member:", "requests")
+_DRAG = 0.1
+"""Of a slow process's seconds for an event: each takes about ten steps of the loop."""
 
 
-def plan(cluster: SimulatedCluster) -> None:
+def plan(cluster: ShellCluster) -> None:
     """Plan all faults of the scenario, each with its end."""
     for fault in cluster.scenario.faults:
-        cluster.world.kernel.at(fault.at, partial(_strike, cluster, fault))
+        cluster.world.loop.at(fault.at, partial(_strike, cluster, fault))
 
 
-def _strike(cluster: SimulatedCluster, fault: PlannedFault) -> None:
+def _strike(cluster: ShellCluster, fault: PlannedFault) -> None:
     world = cluster.world
     world.happened(f"fault {fault}")
     world.hit(f"fault: {fault.kind.name}")
     undo = _ACTS[fault.kind](cluster, fault)
     if undo is not None:
-        world.kernel.after(fault.lasts, undo)
+        world.loop.later(fault.lasts, undo)
 
 
-# --- links ------------------------------------------------------------------------------
-
-
-def _delay(cluster: SimulatedCluster, fault: PlannedFault) -> Undo:
-    network = cluster.world.network
+def _delay(cluster: ShellCluster, fault: PlannedFault) -> Undo:
+    wires = cluster.world.wires
     pairs = [(fault.on, fault.to), (fault.to, fault.on)]
     for pair in pairs:
-        link = network.link(*pair)
+        link = wires.link(*pair)
         link.extra_delay, link.jitter = fault.amount / 2, fault.amount
 
     def undo() -> None:
         for pair in pairs:
-            link = network.link(*pair)
+            link = wires.link(*pair)
             link.extra_delay = link.jitter = 0.0
 
     return undo
 
 
-def _cut(cluster: SimulatedCluster, fault: PlannedFault) -> None:
+def _cut(cluster: ShellCluster, fault: PlannedFault) -> None:
     half_open = fault.kind is FaultKind.HALF_OPEN
-    cluster.world.network.cut(fault.on, fault.to, half_open=half_open)
+    cluster.world.wires.cut(fault.on, fault.to, half_open=half_open)
 
 
-def _partition(cluster: SimulatedCluster, fault: PlannedFault) -> Undo:
-    network, unreachable = cluster.world.network, cluster.world.store.unreachable
+def _partition(cluster: ShellCluster, fault: PlannedFault) -> Undo:
+    wires, unreachable = cluster.world.wires, cluster.world.store.unreachable
     if fault.to == "store":
         unreachable[fault.on] = unreachable.get(fault.on, 0) + 1
 
@@ -63,27 +61,24 @@ def _partition(cluster: SimulatedCluster, fault: PlannedFault) -> Undo:
             unreachable[fault.on] -= 1
 
         return reach_again
-    network.block(fault.on, fault.to)
-    return partial(network.unblock, fault.on, fault.to)
+    wires.block(fault.on, fault.to)
+    return partial(wires.unblock, fault.on, fault.to)
 
 
-def _double(cluster: SimulatedCluster, fault: PlannedFault) -> Undo:
-    network = cluster.world.network
-    pairs = [(fault.on, fault.to), (fault.to, fault.on)]
-    for pair in pairs:
-        network.link(*pair).doubling = 0.4
+def _unanswered(cluster: ShellCluster, fault: PlannedFault) -> Undo:
+    wires = cluster.world.wires
+    links = [wires.link(fault.on, fault.to), wires.link(fault.to, fault.on)]
+    for link in links:
+        link.unanswered = 0.4
 
     def undo() -> None:
-        for pair in pairs:
-            network.link(*pair).doubling = 0.0
+        for link in links:
+            link.unanswered = 0.0
 
     return undo
 
 
-# --- processes --------------------------------------------------------------------------
-
-
-def _crash(cluster: SimulatedCluster, fault: PlannedFault) -> Undo | None:
+def _crash(cluster: ShellCluster, fault: PlannedFault) -> Undo | None:
     new_id = fault.kind is FaultKind.REPLACE
     if cluster.end(fault.on, silent=fault.amount in (0.25, 3.0)) is None:
         return None
@@ -95,54 +90,59 @@ def _crash(cluster: SimulatedCluster, fault: PlannedFault) -> Undo | None:
     return undo
 
 
-def _pause(cluster: SimulatedCluster, fault: PlannedFault) -> Undo | None:
+def _pause(cluster: ShellCluster, fault: PlannedFault) -> Undo | None:
     process = cluster.processes.get(fault.on)
     if process is None:
         return None
     cluster.pause(fault.on)
-    return process.resume
+    return process.life.resume
 
 
-def _slow(cluster: SimulatedCluster, fault: PlannedFault) -> Undo | None:
+def _slow(cluster: ShellCluster, fault: PlannedFault) -> Undo | None:
     process = cluster.processes.get(fault.on)
     if process is None:
         return None
-    process.drag = fault.amount
+    process.life.drag = fault.amount * _DRAG
 
     def undo() -> None:
-        process.drag = 0.0
+        process.life.drag = 0.0
 
     return undo
 
 
-def _slow_engine(cluster: SimulatedCluster, fault: PlannedFault) -> Undo | None:
+def _slow_engine(cluster: ShellCluster, fault: PlannedFault) -> Undo | None:
     worker = cluster.processes.get(fault.on)
-    if not isinstance(worker, WorkerProcess):
+    if worker is None:
         return None
-    worker.engine_drag = 10.0 * fault.amount
+    machine = worker.machine
+    machine.engine_drag = 10.0 * fault.amount
 
     def undo() -> None:
-        worker.engine_drag = 1.0
+        machine.engine_drag = 1.0
 
     return undo
 
 
-def _fail_pass(cluster: SimulatedCluster, fault: PlannedFault) -> None:
+def _fail_pass(cluster: ShellCluster, fault: PlannedFault) -> None:
     worker = cluster.processes.get(fault.on)
-    if isinstance(worker, WorkerProcess):
-        worker.pass_failures = 1
+    if worker is not None:
+        worker.machine.pass_failures = 1
 
 
-def _clock(cluster: SimulatedCluster, fault: PlannedFault) -> Undo | None:
+def _clock(cluster: ShellCluster, fault: PlannedFault) -> Undo | None:
     cluster.skews[fault.on] = cluster.skews.get(fault.on, 0.0) + fault.amount
     return _crash(cluster, fault)
 
 
-# --- the store --------------------------------------------------------------------------
-
-
-def _store_away(cluster: SimulatedCluster, fault: PlannedFault) -> Undo:
+def _store_away(cluster: ShellCluster, fault: PlannedFault) -> Undo:
     store = cluster.world.store
+    if cluster.world.rng.random() < 0.3:  # its memory or disk is full
+        store.is_full += 1
+
+        def free() -> None:
+            store.is_full -= 1
+
+        return free
     store.is_away += 1
 
     def undo() -> None:
@@ -151,7 +151,7 @@ def _store_away(cluster: SimulatedCluster, fault: PlannedFault) -> Undo:
     return undo
 
 
-def _store_slow(cluster: SimulatedCluster, fault: PlannedFault) -> Undo:
+def _store_slow(cluster: ShellCluster, fault: PlannedFault) -> Undo:
     store = cluster.world.store
     store.extra_delay = fault.amount
 
@@ -161,51 +161,53 @@ def _store_slow(cluster: SimulatedCluster, fault: PlannedFault) -> Undo:
     return undo
 
 
-def _store_wiped(cluster: SimulatedCluster, fault: PlannedFault) -> None:
+def _store_wiped(cluster: ShellCluster, fault: PlannedFault) -> None:
     cluster.world.store.wipe()
 
 
-def _store_stale(cluster: SimulatedCluster, fault: PlannedFault) -> Undo:
-    cluster.world.store.freeze_replica()
-    return cluster.world.store.thaw_replica
+def _store_stale(cluster: ShellCluster, fault: PlannedFault) -> Undo:
+    store = cluster.world.store
+    if cluster.world.rng.random() < 0.3:  # a restart from an old snapshot
+        cluster.world.hit("the store goes back to an old snapshot")
+        store.snapshot()
+        return store.restore
+    store.freeze_replica()
+    return store.thaw_replica
 
 
-def _store_garbage(cluster: SimulatedCluster, fault: PlannedFault) -> None:
+def _store_garbage(cluster: ShellCluster, fault: PlannedFault) -> None:
     cluster.world.store.scribble(_SCRIBBLES[int(fault.amount) % len(_SCRIBBLES)])
 
 
-def _usurp(cluster: SimulatedCluster, fault: PlannedFault) -> None:
-    if any(scheduler.term is not None for scheduler in cluster.schedulers):
+def _usurp(cluster: ShellCluster, fault: PlannedFault) -> None:
+    if any(scheduler.core is not None for scheduler in cluster.schedulers):
         cluster.world.hit("two lead for a moment")
     cluster.world.store.usurp()
 
 
-# --- the operator -----------------------------------------------------------------------
-
-
-def _drain(cluster: SimulatedCluster, fault: PlannedFault) -> None:
+def _drain(cluster: ShellCluster, fault: PlannedFault) -> None:
     cluster.drain(fault.on)
 
 
-def _start(cluster: SimulatedCluster, fault: PlannedFault) -> None:
+def _start(cluster: ShellCluster, fault: PlannedFault) -> None:
     cluster.start_worker(_ROLES[int(fault.amount) % len(_ROLES)])
 
 
-def _role(cluster: SimulatedCluster, fault: PlannedFault) -> None:
+def _role(cluster: ShellCluster, fault: PlannedFault) -> None:
     cluster.set_role(fault.on, _ROLES[int(fault.amount) % len(_ROLES)])
 
 
-def _preset(cluster: SimulatedCluster, fault: PlannedFault) -> Undo | None:
-    cluster.use_preset(sorted(PRESETS)[int(fault.amount) % len(PRESETS)])
+def _preset(cluster: ShellCluster, fault: PlannedFault) -> Undo | None:
+    cluster.preset = sorted(PRESETS)[int(fault.amount) % len(PRESETS)]
     return _crash(cluster, fault)
 
 
-_ACTS: dict[FaultKind, Callable[[SimulatedCluster, PlannedFault], Undo | None]] = {
+_ACTS: dict[FaultKind, Callable[[ShellCluster, PlannedFault], Undo | None]] = {
     FaultKind.DELAY: _delay,
     FaultKind.CUT: _cut,
     FaultKind.HALF_OPEN: _cut,
     FaultKind.PARTITION: _partition,
-    FaultKind.DOUBLE: _double,
+    FaultKind.UNANSWERED: _unanswered,
     FaultKind.CRASH: _crash,
     FaultKind.REPLACE: _crash,
     FaultKind.PAUSE: _pause,

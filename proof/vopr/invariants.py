@@ -11,7 +11,7 @@ from headway.core.worker.core import WorkerCore
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
 from headway.request import Request, StreamKey
-from proof.vopr.world import BLOCK_SIZE
+from proof.vopr.scenario import BLOCK_SIZE
 
 REMEMBERED = frozenset(
     {

@@ -1,145 +1,62 @@
-"""The network in virtual time: streams in order, each with its own delays, and what breaks them.
+"""The network between processes: connections, the messages on them, and what breaks both.
 
-A message is the bytes of its protobuf message. Two streams between the same processes overtake each
-other; messages of one stream never do. What is on its way when a stream breaks is lost.
+Messages of one stream arrive in order, each after its own delay; streams overtake each other. A
+sender waits where its peer does not read. What is on its way when a connection breaks is lost.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
-from headway.sim.kernel import Kernel
-from proof.vopr.process import SimulatedProcess
+from proof.vopr.loop import ProcessLife, VirtualLoop
 
 KEEPALIVE = 4.0
 """Seconds after which a peer that does not answer is given up (``services.runtime.channel``)."""
-CONNECT_TIMEOUT = 2.0
-_RECONNECT_PAUSE = 0.25
 _BASE_DELAY, _JITTER = 2e-4, 2e-3
-
-Packed = tuple[Any, bytes]
-
-
-def packed(message: Any) -> Packed:
-    """Return the bytes of a protobuf message, with its type."""
-    return type(message), message.SerializeToString()
+_WINDOWS = (2**12, 2**14, 2**16)
+"""Bytes of a stream that may be on their way or unread; HTTP/2 begins with 64 KiB."""
 
 
-def parsed(message: Packed) -> Any:
-    """Return the protobuf message of such bytes."""
-    kind, data = message
-    return kind.FromString(data)
+class Party(Protocol):
+    """One side of a call."""
 
-
-class End:
-    """One side of a stream.
-
-    ``on_message`` gets each message, and ``on_break`` once the reason why the stream has ended,
-    unless this side has ended it.
-    """
-
-    def __init__(self, network: SimulatedNetwork, process: SimulatedProcess) -> None:
-        self.process = process
-        self.on_message: Callable[[Packed], None] = lambda _: None
-        self.on_break: Callable[[str], None] = lambda _: None
-        self.is_open = True  # as far as this side knows
-        self.is_connected = True
-        self.peer: End
-        self._network = network
-        self._sent: deque[Packed | str] = deque()  # on its way to the peer; a text is a farewell
-        self._last_at = 0.0
-
-    def send(self, message: Packed, *, repeatable: bool = False, takes: float = 0.0) -> None:
-        """Send a message; a fault may double one whose repeat the receiver has to stand.
-
-        ``takes``: seconds beyond the link's delay, for its size.
-        """
-        if not self.is_open:
-            return
-        self._post(message, takes)
-        if repeatable and self._network.doubles(self):
-            self._post(message)
-
-    def close(self, reason: str) -> None:
-        """End the stream: the peer learns the reason after everything sent before."""
-        if self.is_open:
-            self.is_open = False
-            self._post(reason)
-
-    def broken(self, reason: str) -> None:
-        """Learn that the stream is no more."""
-        if self.is_open:
-            self.is_open = False
-            self.on_break(reason)
-
-    def _post(self, message: Packed | str, takes: float = 0.0) -> None:
-        if not self.is_connected:
-            return
-        kernel = self._network.kernel
-        delay = takes + self._network.delay(self.process.name, self.peer.process.name)
-        self._last_at = max(self._last_at, kernel.now + delay)
-        self._sent.append(message)
-        kernel.at(self._last_at, self.pump)
-
-    def pump(self) -> None:
-        """Deliver the next message, unless the link is blocked: then ``unblock`` pumps again."""
-        if not self._sent or self._network.is_blocked(self.process.name, self.peer.process.name):
-            return
-        message = self._sent.popleft()
-        peer = self.peer
-        if not isinstance(message, str):
-            if peer.is_open:
-                peer.process.run(lambda: peer.on_message(message) if peer.is_open else None)
-            return
-        self._network.forget(self)
-        peer.process.run(lambda: peer.broken(message))
-
-    def flush(self) -> None:
-        """Deliver what a blocked link has held."""
-        for _ in range(len(self._sent)):
-            self.pump()
-
-    def lose(self) -> None:
-        """Lose everything on its way, and all that follows."""
-        self.is_connected = False
-        self._sent.clear()
+    def broke(self, reason: str) -> None:
+        """Learn that the connection is no more."""
 
 
 @dataclass(slots=True)
-class LinkFaults:
+class DirectionFaults:
     """The faults of one direction between two processes."""
 
     blocked: int = 0
     """How many partitions hold it; nothing passes while there is one."""
     extra_delay: float = 0.0
     jitter: float = 0.0
-    doubling: float = 0.0
-    """The probability that a message which may be repeated is."""
+    unanswered: float = 0.0
+    """The probability that a connection breaks as the answer to a call leaves."""
 
 
 @dataclass(slots=True)
-class SimulatedNetwork:
-    """All links by the names of their processes, and all open streams."""
+class MemoryNetwork:
+    """All links, by the names of processes, and all connections that are open."""
 
-    kernel: Kernel
+    loop: VirtualLoop
     rng: Random
     hit: Callable[[str], None]
-    listeners: dict[tuple[str, str], tuple[SimulatedProcess, Callable[[End], None]]] = field(
-        default_factory=dict
-    )
-    """By address and call: the process that listens, and what takes a new stream."""
-    links: dict[tuple[str, str], LinkFaults] = field(default_factory=dict)
-    _streams: dict[End, None] = field(default_factory=dict)  # by the caller's end
+    happened: Callable[[str], None]
+    links: dict[tuple[str, str], DirectionFaults] = field(default_factory=dict)
+    connections: dict[MemoryConnection, None] = field(default_factory=dict)
+    takes: dict[str, float] = field(default_factory=dict)
+    """Seconds that a caller's messages take for their size, by method."""
 
-    # --- faults -----------------------------------------------------------------------
-
-    def link(self, source: str, target: str) -> LinkFaults:
+    def link(self, source: str, target: str) -> DirectionFaults:
         """Return the faults of one direction, to change them."""
-        return self.links.setdefault((source, target), LinkFaults())
+        return self.links.setdefault((source, target), DirectionFaults())
 
     def is_blocked(self, source: str, target: str) -> bool:
         """Return whether nothing passes in this direction."""
@@ -155,138 +72,239 @@ class SimulatedNetwork:
             delay += link.extra_delay + self.rng.random() * link.jitter
         return delay
 
-    def doubles(self, end: End) -> bool:
-        """Return whether a message is sent twice."""
-        link = self.links.get((end.process.name, end.peer.process.name))
-        if link is None or self.rng.random() >= link.doubling:
-            return False
-        self.hit("a message is doubled")
-        return True
-
     def block(self, source: str, target: str) -> None:
-        """Let nothing pass in this direction; streams break when keepalive notices."""
+        """Let nothing pass in this direction; connections break when keepalive notices."""
         self.link(source, target).blocked += 1
-        self.kernel.after(KEEPALIVE, lambda: self._notice(source, target))
+        self.loop.later(KEEPALIVE, lambda: self._notice(source, target))
 
     def unblock(self, source: str, target: str) -> None:
         """Let everything pass again, what was held first."""
         self.link(source, target).blocked -= 1
-        for end in self._between(source, target):
-            for side in (end, end.peer):
-                side.flush()
+        for connection in self._between(source, target):
+            connection.flush()
 
     def _notice(self, source: str, target: str) -> None:
         if self.is_blocked(source, target):
-            for end in self._between(source, target):
+            for connection in self._between(source, target):
                 self.hit("keepalive gives a peer up")
-                self.break_stream(end, "keepalive: the peer does not answer")
+                connection.fail("keepalive: the peer does not answer")
 
     def cut(self, one: str, other: str, *, half_open: bool = False) -> None:
-        """Break every stream between two processes; with ``half_open`` one side learns late."""
-        for end in self._between(one, other):
+        """Break every connection between two processes; with ``half_open`` one side learns late."""
+        for connection in self._between(one, other):
             self.hit("a stream is cut")
-            self.break_stream(end, "connection reset", half_open=half_open)
+            connection.fail("connection reset", half_open=half_open)
 
-    def _between(self, one: str, other: str) -> list[End]:
+    def _between(self, one: str, other: str) -> list[MemoryConnection]:
         pair = {one, other}
-        return [e for e in self._streams if {e.process.name, e.peer.process.name} == pair]
+        return [each for each in self.connections if {each.caller.name, each.callee.name} == pair]
 
-    def break_stream(self, end: End, reason: str, *, half_open: bool = False) -> None:
-        """Lose what is on its way; both sides learn it, each in its own time."""
-        self.forget(end)
-        late = end if self.rng.random() < 0.5 else end.peer
-        for side in (end, end.peer):
-            side.lose()
-            delay = self.rng.random() * 0.02
-            if half_open and side is late:
-                self.hit("a stream is half open")
-                delay += self.rng.random() * KEEPALIVE
-            self._tell(side, delay, reason)
+    def of(self, life: ProcessLife) -> list[MemoryConnection]:
+        """Return the connections of a process."""
+        return [each for each in self.connections if life in (each.caller, each.callee)]
 
-    def _tell(self, side: End, delay: float, reason: str) -> None:
-        self.kernel.after(delay, lambda: side.process.run(lambda: side.broken(reason)))
+    def gone(self, life: ProcessLife, *, silent: bool = False) -> None:
+        """Break the connections of a process that has ended; a ``silent`` end needs keepalive."""
+        for connection in self.of(life):
+            connection.lose_side(life, KEEPALIVE * silent + self.rng.random() * 0.005)
 
-    def forget(self, end: End) -> None:
-        """Count a stream as over."""
-        self._streams.pop(end, None)
-        self._streams.pop(end.peer, None)
-
-    # --- processes --------------------------------------------------------------------
-
-    def listen(self, process: SimulatedProcess, call: str, take: Callable[[End], None]) -> None:
-        """Accept streams of one call at the process's address."""
-        self.listeners[process.name, call] = process, take
-
-    def gone(self, process: SimulatedProcess, *, silent: bool = False) -> None:
-        """Break the streams of a process that has ended; a ``silent`` end needs keepalive."""
-        for key in [k for k, (owner, _) in self.listeners.items() if owner is process]:
-            del self.listeners[key]
-        for end in [e for e in self._streams if process in (e.process, e.peer.process)]:
-            self.forget(end)
-            side = end.peer if end.process is process else end
-            delay = KEEPALIVE * silent + self.rng.random() * 0.005
-            for each in (end, end.peer):
-                each.lose()
-            self._tell(side, delay, "connection reset by peer")
-
-    def hangs(self, process: SimulatedProcess) -> None:
-        """Give up the streams of a process that has been paused for longer than keepalive."""
-        for end in [e for e in self._streams if process in (e.process, e.peer.process)]:
+    def hangs(self, life: ProcessLife) -> None:
+        """Give up the connections of a process that has stood still for longer than keepalive."""
+        for connection in self.of(life):
             self.hit("keepalive gives a peer up")
-            self.break_stream(end, "keepalive: the peer does not answer")
+            connection.fail("keepalive: the peer does not answer")
 
-    def dial(
-        self,
-        caller: SimulatedProcess,
-        address: str,
-        call: str,
-        opened: Callable[[End], None],
-        failed: Callable[[str], None],
-        timeout: float = CONNECT_TIMEOUT,
+
+class MemoryConnection:
+    """One connection of a channel to a server, and the calls on it."""
+
+    def __init__(self, wires: MemoryNetwork, caller: ProcessLife, callee: ProcessLife) -> None:
+        self.wires = wires
+        self.caller = caller
+        self.callee = callee
+        self.is_open = True
+        self._sides: dict[tuple[Party, ProcessLife], None] = {}
+        self._pipes: dict[Pipe, None] = {}
+        wires.connections[self] = None
+
+    def join(self, party: Party, life: ProcessLife) -> None:
+        """Let a side of a call know when the connection breaks."""
+        self._sides[party, life] = None
+
+    def leave(self, party: Party, life: ProcessLife) -> None:
+        """Forget a side: its call is over."""
+        self._sides.pop((party, life), None)
+
+    def pipe(self, source: ProcessLife, target: ProcessLife, takes: float = 0.0) -> Pipe:
+        """Return a new direction of a call; each message ``takes`` seconds more."""
+        pipe = Pipe(self, source, target, takes)
+        self._pipes[pipe] = None
+        return pipe
+
+    def forget(self, pipes: Iterable[Pipe]) -> None:
+        """Forget the directions of a call that is over."""
+        for pipe in pipes:
+            self._pipes.pop(pipe, None)
+
+    def flush(self) -> None:
+        """Deliver what a blocked link has held."""
+        for pipe in list(self._pipes):
+            pipe.flush()
+
+    def fail(self, reason: str, *, half_open: bool = False) -> None:
+        """Break it: both sides learn it, each in its own time."""
+        rng = self.wires.rng
+        late = self.caller if rng.random() < 0.5 else self.callee
+        for life in (self.caller, self.callee):
+            delay = rng.random() * 0.02
+            if half_open and life is late:
+                self.wires.hit("a stream is half open")
+                delay += rng.random() * KEEPALIVE
+            self._tell(life, delay, reason)
+        self._end()
+
+    def lose_side(self, ended: ProcessLife, delay: float) -> None:
+        """Break it because one process has ended; the other learns it after ``delay`` seconds."""
+        other = self.callee if ended is self.caller else self.caller
+        self._tell(other, delay, "connection reset by peer")
+        self._end()
+
+    def close(self) -> None:
+        """Close it in order: whoever still calls on it learns it at once."""
+        if self.is_open:
+            self.fail("the channel was closed")
+
+    def _end(self) -> None:
+        self.is_open = False
+        self.wires.connections.pop(self, None)
+        for pipe in self._pipes:
+            pipe.lose()
+        self._pipes.clear()
+
+    def _tell(self, life: ProcessLife, delay: float, reason: str) -> None:
+        sides = [party for party, owner in self._sides if owner is life]
+
+        def tell() -> None:
+            for party in sides:
+                party.broke(reason)
+
+        self.wires.loop.later(delay, tell)
+
+
+class CallEnd:
+    """The last thing on a pipe: how the call ended; ``is_cut``: at once, before what is unread."""
+
+    def __init__(self, value: Any, *, is_cut: bool = False) -> None:
+        self.value = value
+        self.is_cut = is_cut
+
+
+class Pipe:
+    """One direction of a call: messages in order, and a sender that waits for its reader."""
+
+    def __init__(
+        self, connection: MemoryConnection, source: ProcessLife, target: ProcessLife, takes: float
     ) -> None:
-        """Open a stream, trying until the timeout; ``opened`` or ``failed`` follows."""
-        give_up_at = self.kernel.now + timeout
+        self._connection = connection
+        self._wires = wires = connection.wires
+        self._takes = takes
+        self._source = source
+        self._target = target
+        self._window = wires.rng.choice(_WINDOWS)
+        self._num_unread = 0
+        self._on_way: deque[bytes | CallEnd] = deque()
+        self._arrived: deque[bytes] = deque()
+        self._end: CallEnd | None = None
+        self._is_connected = True
+        self._last_at = 0.0
+        self._reader: asyncio.Future[None] | None = None
+        self._writers: deque[asyncio.Future[None]] = deque()
+        self.on_cut: Callable[[], None] = lambda: None
+        """Called when the call is ended from afar, whoever reads."""
 
-        def attempt() -> None:
-            listener = self.listeners.get((address, call))
-            blocked = self.is_blocked(caller.name, address) or self.is_blocked(address, caller.name)
-            if listener is not None and not blocked:
-                self._connect(caller, *listener, opened)
-            elif self.kernel.now + _RECONNECT_PAUSE < give_up_at:
-                caller.after(_RECONNECT_PAUSE, attempt)
-            else:
-                caller.after(_RECONNECT_PAUSE, lambda: failed("it cannot be reached"))
+    # --- the sender -------------------------------------------------------------------
 
-        caller.after(self.delay(caller.name, address) + self.delay(address, caller.name), attempt)
+    async def write(self, data: bytes) -> None:
+        """Send a message; wait while too much is unread."""
+        while self._num_unread >= self._window and self._is_connected:
+            waits = self._wires.loop.create_future()
+            self._writers.append(waits)
+            self._wires.hit("a sender waits for its reader")
+            await waits
+        self._num_unread += len(data) + 5
+        self._post(data)
 
-    def _connect(
-        self,
-        caller: SimulatedProcess,
-        callee: SimulatedProcess,
-        take: Callable[[End], None],
-        opened: Callable[[End], None],
-    ) -> None:
-        end, other = End(self, caller), End(self, callee)
-        end.peer, other.peer = other, end
-        self._streams[end] = None
-        callee.run(lambda: take(other))
-        opened(end)
+    def end(self, value: Any, *, is_cut: bool = False) -> None:
+        """Send the end."""
+        self._post(CallEnd(value, is_cut=is_cut))
 
-    def call(
-        self,
-        caller: SimulatedProcess,
-        address: str,
-        call: str,
-        message: Packed,
-        answered: Callable[[Packed], None] | None = None,
-    ) -> None:
-        """Make a unary call whose failure nobody waits for."""
+    def _post(self, message: bytes | CallEnd) -> None:
+        wires, link = self._wires, self._wires.link(self._source.name, self._target.name)
+        is_answer = self._source is self._connection.callee and isinstance(message, CallEnd)
+        if is_answer and self._is_connected and wires.rng.random() < link.unanswered:
+            wires.hit("an answer is lost")
+            self._connection.fail("connection reset")
+        if not self._is_connected:
+            return
+        delay = self._takes + wires.delay(self._source.name, self._target.name)
+        self._last_at = max(self._last_at, wires.loop.time() + delay)
+        self._on_way.append(message)
+        wires.loop.at(self._last_at, self._arrive)
 
-        def opened(end: End) -> None:
-            if answered is not None:
-                end.on_message = answered
-            end.send(message)
-            if answered is None:
-                end.close("asked")
+    # --- the wire ---------------------------------------------------------------------
 
-        self.dial(caller, address, call, opened, lambda _: None)
+    def _arrive(self) -> None:
+        if not self._on_way or self._wires.is_blocked(self._source.name, self._target.name):
+            return
+        message = self._on_way.popleft()
+        self._wires.happened(f"{self._source.name} {self._target.name}")
+        if isinstance(message, CallEnd):
+            self.finish(message)
+        elif self._end is None:
+            self._arrived.append(message)
+            self._wake()
+
+    def flush(self) -> None:
+        """Deliver what a blocked link has held."""
+        for _ in range(len(self._on_way)):
+            self._arrive()
+
+    def lose(self) -> None:
+        """Lose everything on its way, and all that follows."""
+        self._is_connected = False
+        self._on_way.clear()
+        self._release()
+
+    def finish(self, end: CallEnd) -> None:
+        """Let the reader learn the end: after what has arrived, or at once."""
+        if self._end is None:
+            self._end = end
+            if end.is_cut:
+                self._arrived.clear()
+                self.on_cut()
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _release(self) -> None:
+        while self._writers:
+            waits = self._writers.popleft()
+            if not waits.done():
+                waits.set_result(None)
+
+    # --- the reader -------------------------------------------------------------------
+
+    async def read(self) -> bytes | CallEnd:
+        """Return the next message, or how the call has ended."""
+        while not self._arrived:
+            if self._end is not None:
+                return self._end
+            self._reader = self._wires.loop.create_future()
+            await self._reader
+        data = self._arrived.popleft()
+        self._num_unread -= len(data) + 5
+        if self._num_unread < self._window:
+            self._release()
+        return data

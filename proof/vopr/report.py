@@ -7,8 +7,8 @@ from importlib import metadata
 from pathlib import Path
 
 from headway.errors import Code, HeadwayError
-from proof.vopr.campaign import Live, SeedCampaign
-from proof.vopr.history import History, run
+from proof.vopr.campaign import SeedCampaign
+from proof.vopr.history import History
 from proof.vopr.scenario import command_for
 from proof.vopr.shrink import shrink
 
@@ -25,7 +25,7 @@ def commit() -> str:
     return said.stdout.strip()
 
 
-def print_history(history: History, preset: str, flags: str = "") -> None:
+def print_history(history: History, preset: str) -> None:
     """Print the outcome of one history, and how to run it again."""
     scenario = history.scenario
     outcome = "breaks a promise" if history.violations else "keeps every promise"
@@ -36,7 +36,7 @@ def print_history(history: History, preset: str, flags: str = "") -> None:
         for fault in scenario.faults:
             name = fault.kind.name.lower().replace("_", "-")
             print(f"  {fault.at:.3f} s: {name} on {fault.on} {fault.to} for {fault.lasts:.3f} s")
-        print(f"  again: {command_for(scenario.seed, preset)}{flags} --shrink")
+        print(f"  again: {command_for(scenario.seed, preset)} --shrink")
     print(f"  hash {history.digest}")
 
 
@@ -76,9 +76,9 @@ def figures(campaign: SeedCampaign, missing: list[str]) -> dict[str, object]:
     }
 
 
-def write_shrunk(history: History, folder: Path, live: Live = run, flags: str = "") -> None:
+def write_shrunk(history: History, folder: Path) -> None:
     """Shrink a failing history and write it down."""
-    small = shrink(history, live=live)
+    small = shrink(history)
     title = [f"commit {commit()}, found by seed {history.scenario.seed}", *small.violations]
     path = folder / f"vopr-{history.scenario.seed}.txt"
     try:
@@ -87,4 +87,4 @@ def write_shrunk(history: History, folder: Path, live: Live = run, flags: str = 
     except OSError as error:
         raise HeadwayError(Code.INVALID_ARGUMENT, f"{path} cannot be written: {error}") from error
     size = f"{len(small.scenario.requests)} requests and {len(small.scenario.faults)} faults"
-    print(f"  shrunk to {size}: headway vopr{flags} --scenario {path}")
+    print(f"  shrunk to {size}: headway vopr --scenario {path}")

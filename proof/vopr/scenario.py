@@ -8,7 +8,26 @@ from enum import Enum
 from typing import Any, get_type_hints
 
 from headway.errors import invalid
-from proof.vopr.world import WorkerShape
+
+BLOCK_SIZE = 4
+MODEL = "m"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerShape:
+    """The size of every worker of a history."""
+
+    num_units: int = 1
+    chunk_tokens: int = 16
+    num_blocks: int = 24
+    host_blocks: int = 0
+    prefix_caching: bool = True
+    runs_ahead: bool = False
+    swaps_beside: bool = False
+    pass_seconds: float = 0.01
+    predict_every: int = 0
+    kv_seconds: float = 0.0
+    """Seconds that a transfer of KV takes beyond its messages' delay."""
 
 
 class FaultKind(Enum):
@@ -18,7 +37,7 @@ class FaultKind(Enum):
     CUT = "every stream between two processes breaks"
     HALF_OPEN = "every stream between two processes breaks, and one side learns late"
     PARTITION = "nothing passes from one process to another; the other way is open"
-    DOUBLE = "messages between two processes that may be repeated are"
+    UNANSWERED = "many answers between two processes are lost with their connection"
     CRASH = "a process ends at once, and starts again with nothing but what was persisted"
     REPLACE = "a worker ends at once, and another one starts under a new id"
     PAUSE = "a process stands still, as if stopped"
@@ -49,8 +68,6 @@ class Asking:
     shared: int = 0
     """Tokens at the beginning of the prompt that other requests have, too."""
     max_tokens: int = 8
-    stops: int = 0
-    """A token that ends the answer; 0 for none."""
     reasons: bool = False
     paced: bool = False
     leaves: float = 0.0

@@ -17,13 +17,9 @@ T = TypeVar("T")
 MOST_RUNS = 400
 
 
-def shrink(
-    history: History,
-    most_runs: int = MOST_RUNS,
-    live: Callable[[SeedScenario], History] = run,
-) -> History:
+def shrink(history: History, most_runs: int = MOST_RUNS) -> History:
     """Return the smallest failing history found within so many runs."""
-    search = _Search(history, most_runs, live)
+    search = _Search(history, most_runs)
     search.drop_items()
     search.simplify()
     return search.best
@@ -32,10 +28,7 @@ def shrink(
 class _Search:
     """The smallest failing history so far."""
 
-    def __init__(
-        self, history: History, most_runs: int, live: Callable[[SeedScenario], History]
-    ) -> None:
-        self._live = live
+    def __init__(self, history: History, most_runs: int) -> None:
         self.best = history
         self._rules = history.rules
         self._num_left = most_runs
@@ -68,7 +61,7 @@ class _Search:
         if self._num_left <= 0:
             return False
         self._num_left -= 1
-        history = self._live(scenario)
+        history = run(scenario)
         if not history.rules & self._rules:
             return False
         self.best = history

@@ -1,214 +1,405 @@
-"""The state store in virtual time: the live store's keys and scripts, and what a store can do.
+"""A Redis in memory, on virtual time, for the live ``Store``: its scripts run in Lua, unchanged.
 
-It may be away, answer late, lose its data, answer with what it held a moment ago, or hold garbage.
-``services.runtime.store`` and ``services.runtime.store_scripts`` are what it stands for.
+It may be away, full, slow, lose its data, go back to an old snapshot, answer reads with what a
+replica held a moment ago, or hold garbage.
 """
 
 from __future__ import annotations
 
+import asyncio
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from random import Random
-from typing import NamedTuple, TypeVar
+from typing import Any, cast
 
-from headway.sim.kernel import Kernel
-from proof.vopr.process import EPOCH, SimulatedProcess
+import redis.asyncio as redis
+from redis.exceptions import ConnectionError as LostConnection
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as LateAnswer
 
-T = TypeVar("T")
+from headway.errors import Code, HeadwayError
+from proof.vopr.loop import VirtualLoop, owner
+from services.runtime import store_scripts
 
-CALL_TIMEOUT = 1.0
-MEMBER_TTL = 3.0
-GARBAGE = "\x00garbage"
+GARBAGE = b"\x00garbage"
+_CALL_TIMEOUT = 1.0  # as ``services.runtime.store`` sets the client's
+_BASE_DELAY, _JITTER = 2e-4, 1e-3
+_ONE_WAY = 0.3
+"""The share of lost calls that the store has carried out all the same."""
+_WRITES = frozenset({"SET", "SADD", "HSET", "EXPIRE"})
+_READS = frozenset({"GET", "SMEMBERS", "MGET", "HGETALL"})
+_WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
-
-class LeasedMember(NamedTuple):
-    """A member that holds a lease."""
-
-    service: str
-    member_id: str
-    address: str
-
-
-class Lease(NamedTuple):
-    """The leader's lease, as its key holds it."""
-
-    token: int
-    candidate_id: str
-    address: str
+Value = bytes | set[bytes] | dict[bytes, bytes]
+Command = tuple[Any, ...]
 
 
-@dataclass(slots=True)
-class Contents:
-    """All keys of the cluster."""
+class MemoryRedis:
+    """All keys of one history, and its store's faults."""
 
-    members: dict[str, tuple[LeasedMember | str, float]] = field(default_factory=dict)
-    """By id: the member, or garbage, and the instant when its lease ends."""
-    leader: tuple[Lease | str, float] | None = None
-    fencing: int = 0
-    requests: dict[bytes, bytes] = field(default_factory=dict)
-    learned: dict[bytes, bytes] = field(default_factory=dict)
-
-    def copy(self) -> Contents:
-        """Return what a replica holds."""
-        return Contents(
-            dict(self.members), self.leader, self.fencing, dict(self.requests), dict(self.learned)
-        )
-
-
-class SimStore:
-    """The store and its faults; every call answers, or fails, after a while."""
-
-    def __init__(self, kernel: Kernel, rng: Random, hit: Callable[[str], None]) -> None:
-        self._kernel = kernel
+    def __init__(
+        self, loop: VirtualLoop, rng: Random, epoch: float, hit: Callable[[str], None]
+    ) -> None:
+        self._loop = loop
         self._rng = rng
-        self._hit = hit
-        self._now = Contents()
-        self._before: Contents | None = None
+        self._epoch = epoch
+        self.hit = hit
+        self._keys: dict[bytes, tuple[Value, float | None]] = {}
+        self._replica: dict[bytes, tuple[Value, float | None]] | None = None
+        self._snapshot: dict[bytes, tuple[Value, float | None]] = {}
         self.is_away = 0
+        self.is_full = 0
         self.extra_delay = 0.0
         self.unreachable: dict[str, int] = {}
-        """Processes that a partition keeps from the store."""
+        """Partitions between a process, by name, and the store."""
         self.owners: dict[int, set[str]] = {}
-        """Candidates by fencing token, for the proof: each token has one."""
+        """Candidates by fencing token: each token has one."""
+        self._lua = _Lua(self._call)
 
     # --- faults -----------------------------------------------------------------------
 
     def wipe(self) -> None:
         """Lose everything, as a restart without persistence does."""
-        self._now = Contents()
+        self._keys.clear()
+
+    def snapshot(self) -> None:
+        """Write what is held to disk."""
+        self._snapshot = copy.deepcopy(self._keys)
+
+    def restore(self) -> None:
+        """Restart from the last snapshot."""
+        self._keys = copy.deepcopy(self._snapshot)
 
     def freeze_replica(self) -> None:
         """Answer reads with what is held now, until ``thaw_replica``."""
-        self._before = self._now.copy()
+        self._replica = copy.deepcopy(self._keys)
 
     def thaw_replica(self) -> None:
         """Answer reads with what is held."""
-        self._before = None
+        self._replica = None
 
     def scribble(self, what: str) -> None:
-        """Replace a value by garbage; its lifetime stays."""
-        now = self._now
-        if what == "leader" and now.leader is not None:
-            now.leader = GARBAGE, now.leader[1]
-        elif what == "members":
-            now.members = {name: (GARBAGE, until) for name, (_, until) in now.members.items()}
-        elif what == "journal":
-            now.requests = dict.fromkeys(now.requests, GARBAGE.encode())
-            now.requests[b"\xff"] = b"\xff\xfe"
+        """Replace values whose key contains a word by garbage; their lifetime stays."""
+        for key, (value, until) in list(self._keys.items()):
+            if what.encode() in key:
+                spoilt: Value = GARBAGE
+                if isinstance(value, dict):
+                    spoilt = {**dict.fromkeys(value, GARBAGE), b"\xff": b"\xff\xfe"}
+                if not isinstance(value, set):
+                    self._keys[key] = spoilt, until
 
     def usurp(self) -> None:
-        """End the leader's lease at once: its holder does not know."""
-        self._now.leader = None
+        """CallEnd the leader's lease at once: its holder does not know."""
+        for key in [key for key in self._keys if key.endswith(b":leader")]:
+            del self._keys[key]
 
     # --- calls ------------------------------------------------------------------------
 
-    def ask(
-        self,
-        process: SimulatedProcess,
-        question: Callable[[], T],
-        answered: Callable[[T], None],
-        failed: Callable[[], None],
-        *,
-        within: float = CALL_TIMEOUT,
-    ) -> None:
-        """Ask in a process; the store acts halfway between question and answer, if at all."""
-        within = min(within, CALL_TIMEOUT)
+    async def ask(self, act: Callable[[], Any]) -> Any:
+        """Carry a call to the store and its answer back; both take a while, and may be lost."""
+        process = owner().name
         there, back = self._delay(), self._delay()
-        if self.is_away or self.unreachable.get(process.name):
-            self._hit("the store does not answer")
-            process.after(within if self._rng.random() < 0.5 else there, failed)
-            return
-        if there + back > within:
-            self._hit("the store answers too late")
-            process.after(within, failed)
-            self._kernel.after(there, question)  # it acts all the same
-            return
-        said: list[T] = []
-        self._kernel.after(there, lambda: said.append(question()))
-        process.after(there + back, lambda: answered(said[0]))
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        said: list[Any] = []
+
+        def acts() -> None:
+            try:
+                said.append(act())
+            except ResponseError as error:
+                said.append(error)
+
+        if self.is_away or self.unreachable.get(process):
+            self.hit("the store does not answer")
+            if not self.is_away and self._rng.random() < _ONE_WAY:
+                self._loop.later(there, acts)
+            wait = _CALL_TIMEOUT if self._rng.random() < 0.5 else there
+            self._loop.later(wait, lambda: _settle(answer, LostConnection("connection lost")))
+        elif there + back > _CALL_TIMEOUT:
+            self.hit("the store answers too late")
+            self._loop.later(there, acts)
+            self._loop.later(_CALL_TIMEOUT, lambda: _settle(answer, LateAnswer("timed out")))
+        else:
+            self._loop.later(there, acts)
+            self._loop.later(there + back, lambda: _settle(answer, said[0]))
+        return await answer
 
     def _delay(self) -> float:
-        return self._rng.random() * (1e-3 + self.extra_delay) + 2e-4
+        return self._rng.random() * (_JITTER + self.extra_delay) + _BASE_DELAY
 
-    @property
-    def _read(self) -> Contents:
-        if self._before is not None:
-            self._hit("the store answers with old data")
-            return self._before
-        return self._now
+    def run(self, command: Command) -> Any:
+        """Carry out one command of a client."""
+        name = str(command[0])
+        if self._replica is not None and name in _READS:
+            self.hit("the store answers with old data")
+            kept, self._keys = self._keys, self._replica
+            try:
+                return self._call(*command)
+            finally:
+                self._keys = kept
+        return self._call(*command)
 
-    # --- membership -------------------------------------------------------------------
+    def run_script(self, text: str, keys: Sequence[Any], arguments: Sequence[Any]) -> Any:
+        """Carry out a script, all of it in one step."""
+        found = self._lua.run(text, [_bytes(k) for k in keys], [_bytes(a) for a in arguments])
+        if text == store_scripts.ACQUIRE and found is not None:
+            self.owners.setdefault(int(found), set()).add(str(arguments[0]))
+        if text == store_scripts.WRITE_JOURNAL and not found:
+            self.hit("a deposed leader's journal is refused")
+        return found
 
-    def join(self, member: LeasedMember) -> None:
-        """Join, or renew the lease."""
-        self._now.members[member.member_id] = member, self._kernel.now + MEMBER_TTL
+    # --- commands ---------------------------------------------------------------------
 
-    def leave(self, member_id: str) -> None:
-        """Leave."""
-        self._now.members.pop(member_id, None)
+    def _call(self, name: Any, *arguments: Any) -> Any:
+        name = name.decode() if isinstance(name, bytes) else name
+        if self.is_full and name in _WRITES:
+            self.hit("the store is full")
+            raise ResponseError("OOM command not allowed when used memory > 'maxmemory'.")
+        key, *rest = [_bytes(each) for each in arguments] or [b""]
+        return _COMMANDS[name](self, key, rest)
 
-    def members(self, service: str) -> list[LeasedMember]:
-        """Return the members that hold a lease, by id; garbage is skipped."""
-        now = self._kernel.now
-        held = [m for m, until in self._read.members.values() if until > now]
-        return sorted(m for m in held if isinstance(m, LeasedMember) and m.service == service)
-
-    # --- leadership -------------------------------------------------------------------
-
-    def acquire(self, candidate_id: str, address: str, ttl: float, seen: int) -> int | None:
-        """Return the fencing token if the candidate leads for the next ``ttl`` seconds.
-
-        ``seen`` is the newest token that the candidate knows.
-        """
-        now, at = self._now, self._kernel.now
-        held = now.leader if now.leader is not None and now.leader[1] > at else None
-        if held is not None:
-            lease = held[0]
-            if not isinstance(lease, Lease) or lease.candidate_id != candidate_id:
-                return None
-            token = lease.token
-        else:
-            if now.fencing < seen:
-                seen += 16
-            token = now.fencing = max(now.fencing + 1, seen + 1, int(EPOCH + at))
-        self.owners.setdefault(token, set()).add(candidate_id)
-        now.leader = Lease(token, candidate_id, address), at + ttl
-        return token
-
-    def release(self, candidate_id: str) -> None:
-        """Give up the lead; do nothing if another candidate leads."""
-        held = self._now.leader
-        lease = held[0] if held is not None else None
-        if isinstance(lease, Lease) and lease.candidate_id == candidate_id:
-            self._now.leader = None
-
-    def leader(self) -> Lease | None:
-        """Return the leader; None if there is none, or none that can be read."""
-        held = self._read.leader
-        if held is None or held[1] <= self._kernel.now:
+    def _find(self, key: bytes, kind: type[Any]) -> Any:
+        value, until = self._keys.get(key, (None, None))
+        if until is not None and until <= self._loop.time():
+            del self._keys[key]
             return None
-        return held[0] if isinstance(held[0], Lease) else None
+        if value is not None and not isinstance(value, kind):
+            raise ResponseError(_WRONG_TYPE)
+        return value
 
-    # --- the leader's journal ---------------------------------------------------------
+    def _time(self, key: bytes, rest: Sequence[bytes]) -> tuple[bytes, bytes]:
+        now = self._epoch + self._loop.time()
+        return str(int(now)).encode(), str(int(now % 1 * 1e6)).encode()
 
-    def write_journal(
-        self,
-        token: int,
-        requests: Mapping[bytes, bytes],
-        removed: Sequence[bytes],
-        learned: Mapping[bytes, bytes],
-    ) -> bool:
-        """Write all of it; return False, and write nothing, once a newer token was given out."""
-        now = self._now
-        if now.fencing != token:
-            self._hit("a deposed leader's journal is refused")
+    def _get(self, key: bytes, rest: Sequence[bytes]) -> bytes | None:
+        return cast("bytes | None", self._find(key, bytes))
+
+    def _set(self, key: bytes, rest: Sequence[bytes]) -> bytes | None:
+        value, *options = rest
+        before = None
+        if b"GET" in options:
+            before = self._get(key, ())
+        until = None
+        if b"PX" in options:
+            until = self._loop.time() + int(options[options.index(b"PX") + 1]) / 1000
+        self._keys[key] = value, until
+        return before
+
+    def _delete(self, key: bytes, rest: Sequence[bytes]) -> int:
+        return int(self._keys.pop(key, None) is not None)
+
+    def _exists(self, key: bytes, rest: Sequence[bytes]) -> int:
+        return int(self._find(key, object) is not None)
+
+    def _type(self, key: bytes, rest: Sequence[bytes]) -> Mapping[str, bytes]:
+        value = self._find(key, object)
+        kinds = {bytes: b"string", set: b"set", dict: b"hash", type(None): b"none"}
+        return {"ok": kinds[type(value)]}
+
+    def _smembers(self, key: bytes, rest: Sequence[bytes]) -> list[bytes]:
+        return sorted(self._find(key, set) or ())
+
+    def _mget(self, key: bytes, rest: Sequence[bytes]) -> list[bytes | None]:
+        found = [self._find(each, object) for each in (key, *rest)]
+        return [each if isinstance(each, bytes) else None for each in found]
+
+    def _sadd(self, key: bytes, rest: Sequence[bytes]) -> int:
+        held = self._find(key, set)
+        if held is None:
+            held = set()
+            self._keys[key] = held, None
+        held |= set(rest)
+        return len(rest)
+
+    def _srem(self, key: bytes, rest: Sequence[bytes]) -> int:
+        held = self._find(key, set) or set()
+        held -= set(rest)
+        return len(rest)
+
+    def _hset(self, key: bytes, rest: Sequence[bytes]) -> int:
+        held = self._find(key, dict)
+        if held is None:
+            held = {}
+            self._keys[key] = held, None
+        held |= dict(zip(rest[::2], rest[1::2], strict=True))
+        return len(rest) // 2
+
+    def _hdel(self, key: bytes, rest: Sequence[bytes]) -> int:
+        held = self._find(key, dict) or {}
+        return sum(held.pop(each, None) is not None for each in rest)
+
+    def _hgetall(self, key: bytes, rest: Sequence[bytes]) -> dict[bytes, bytes]:
+        return dict(self._find(key, dict) or {})
+
+    def _expire(self, key: bytes, rest: Sequence[bytes]) -> int:
+        value = self._find(key, object)
+        if value is not None:
+            self._keys[key] = value, self._loop.time() + int(rest[0])
+        return int(value is not None)
+
+    def _ping(self, key: bytes, rest: Sequence[bytes]) -> bytes:
+        return b"PONG"
+
+
+_COMMANDS: Mapping[str, Callable[[MemoryRedis, bytes, Sequence[bytes]], Any]] = {
+    "TIME": MemoryRedis._time,
+    "GET": MemoryRedis._get,
+    "SET": MemoryRedis._set,
+    "DEL": MemoryRedis._delete,
+    "EXISTS": MemoryRedis._exists,
+    "TYPE": MemoryRedis._type,
+    "SMEMBERS": MemoryRedis._smembers,
+    "MGET": MemoryRedis._mget,
+    "SADD": MemoryRedis._sadd,
+    "SREM": MemoryRedis._srem,
+    "HSET": MemoryRedis._hset,
+    "HDEL": MemoryRedis._hdel,
+    "HGETALL": MemoryRedis._hgetall,
+    "EXPIRE": MemoryRedis._expire,
+    "PING": MemoryRedis._ping,
+}
+
+
+class MemoryClient:
+    """What the live store calls of ``redis.asyncio.Redis``, in front of a ``MemoryRedis``."""
+
+    def __init__(self, server: MemoryRedis) -> None:
+        self._server = server
+
+    def register_script(self, text: str) -> Callable[..., Any]:
+        """Return a call of a script."""
+
+        async def call(keys: Sequence[Any] = (), args: Sequence[Any] = ()) -> Any:
+            run = partial(self._server.run_script, text, list(keys), list(args))
+            return _decoded(await self._server.ask(run))
+
+        return call
+
+    def pipeline(self, transaction: bool = True) -> _Pipeline:
+        """Return commands that travel together."""
+        return _Pipeline(self._server)
+
+    async def execute_command(self, *command: Any, **options: bool) -> Any:
+        """Carry out a command; with ``NEVER_DECODE`` its answer stays bytes."""
+        found = await self._server.ask(partial(self._server.run, command))
+        return found if options.get("NEVER_DECODE") else _decoded(found)
+
+    async def smembers(self, key: str) -> Any:
+        """Return the members of a set, in order."""
+        return await self.execute_command("SMEMBERS", key)
+
+    async def mget(self, keys: Sequence[str]) -> Any:
+        """Return several values."""
+        return await self.execute_command("MGET", *keys)
+
+    async def set(self, key: str, value: str) -> Any:
+        """Set a value."""
+        return await self.execute_command("SET", key, value)
+
+    async def time(self) -> Any:
+        """Return the store's clock."""
+        return await self.execute_command("TIME")
+
+    async def ping(self) -> Any:
+        """Answer."""
+        return await self.execute_command("PING")
+
+    async def aclose(self) -> None:
+        """Do nothing."""
+
+    def as_redis(self) -> redis.Redis:
+        """Return it as what the live store takes."""
+        return cast(redis.Redis, self)
+
+
+class _Pipeline:
+    def __init__(self, server: MemoryRedis) -> None:
+        self._server = server
+        self._commands: list[Command] = []
+
+    def set(self, key: str, value: str, px: int, get: bool) -> None:
+        self._commands.append(("SET", key, value, "PX", px, *(("GET",) if get else ())))
+
+    def sadd(self, key: str, *values: str) -> None:
+        self._commands.append(("SADD", key, *values))
+
+    def srem(self, key: str, *values: str) -> None:
+        self._commands.append(("SREM", key, *values))
+
+    def delete(self, key: str) -> None:
+        self._commands.append(("DEL", key))
+
+    async def execute(self) -> list[Any]:
+        commands, self._commands = self._commands, []
+
+        def act() -> list[Any]:
+            return [self._server.run(command) for command in commands]
+
+        return [_decoded(each) for each in await self._server.ask(act)]
+
+
+class _Lua:
+    """Redis's Lua: the scripts, compiled once, over the commands of a store."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        try:
+            from lupa.lua51 import LuaRuntime  # nothing that serves needs it
+        except ImportError as error:
+            message = "the store's scripts run in Lua here: `pip install lupa`"
+            raise HeadwayError(Code.FAILED_PRECONDITION, message) from error
+        self._lua: Any = LuaRuntime(encoding=None, register_eval=False)
+        self._call = call
+        self._scripts: dict[str, Any] = {}
+
+    def run(self, text: str, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Any:
+        if text not in self._scripts:
+            whole = f"function(redis, KEYS, ARGV) {text} end"
+            self._scripts[text] = self._lua.eval(whole.encode())
+        table = self._lua.table_from
+        calls = table({b"call": self._answer, b"pcall": self._answer_or_error})
+        return self._scripts[text](calls, table(keys), table(arguments))
+
+    def _answer_or_error(self, *command: Any) -> Any:
+        """Return a command's answer; an error is a table."""
+        try:
+            return self._answer(*command)
+        except ResponseError as error:
+            return self._lua.table_from({b"err": str(error).encode()})
+
+    def _answer(self, *command: Any) -> Any:
+        """Return a command's answer as Lua has it: nothing is false."""
+        found = self._call(*command)
+        if found is None:
             return False
-        now.requests.update(requests)
-        for key in removed:
-            now.requests.pop(key, None)
-        now.learned.update(learned)
-        return True
+        if isinstance(found, tuple):
+            return self._lua.table_from(found)
+        if isinstance(found, Mapping):
+            return self._lua.table_from({_bytes(k): v for k, v in found.items()})
+        return found
 
-    def read_journal(self) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
-        """Return the last leaders' records."""
-        return dict(self._read.requests), dict(self._read.learned)
+
+def _settle(answer: asyncio.Future[Any], found: Any) -> None:
+    if answer.done():
+        return
+    if isinstance(found, Exception):
+        answer.set_exception(found)
+    else:
+        answer.set_result(found)
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, float):
+        value = int(value)  # as Lua shows a whole number
+    return str(value).encode("utf-8", "surrogateescape")
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    if isinstance(value, list | tuple):
+        return [_decoded(each) for each in value]
+    if isinstance(value, dict):
+        return {_decoded(k): _decoded(v) for k, v in value.items()}
+    return value

@@ -1,48 +1,31 @@
-"""What all processes of one history share: time, network, store, and what has happened."""
+"""What all processes of one history share: loop, wires, store, and what has happened."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
 from random import Random
+from typing import Any
 
-from headway.core.settings import PolicySettings
-from headway.sim.kernel import Kernel
+from headway.forward_pass import ForwardPass
 from proof.checker import DIED, Checker, Record
-from proof.vopr.network import SimulatedNetwork
-from proof.vopr.process import EPOCH
-from proof.vopr.store import SimStore
+from proof.vopr.loop import ProcessLife, VirtualLoop, VirtualThread
+from proof.vopr.network import MemoryNetwork
+from proof.vopr.rpc import Ports
+from proof.vopr.scenario import SeedScenario
+from proof.vopr.store import MemoryClient, MemoryRedis
+from services.runtime.clock import Clock
+from services.runtime.config import ServiceConfig
+from services.runtime.machine import Machine
+from services.runtime.store import Store
 
-BLOCK_SIZE = 4
-MODEL = "m"
 DEVICE_FAILED = "the device failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds of the shells' patience, as the live services are configured."""
-
-    leader_ttl: float = 2.0
-    transfer_timeout: float = 4.0
-    request_timeout: float = 40.0
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerShape:
-    """The size of every worker of a history."""
-
-    num_units: int = 1
-    chunk_tokens: int = 16
-    num_blocks: int = 24
-    host_blocks: int = 0
-    prefix_caching: bool = True
-    runs_ahead: bool = False
-    swaps_beside: bool = False
-    pass_seconds: float = 0.01
-    predict_every: int = 0
-    kv_seconds: float = 0.0
-    """Seconds that a transfer of KV takes beyond its messages' delay."""
+EPOCH = 1_700_000_000.0
+"""The true time, in seconds since the epoch, when a history begins."""
+_THREAD_DELAY = 2e-4
 
 
 @dataclass(slots=True)
@@ -61,28 +44,83 @@ class BrokenPromise(Exception):  # noqa: N818 (it ends a history)
     """The end of a history whose promises are broken."""
 
 
-@dataclass(slots=True)
-class World:
+class VirtualClock(Clock):
+    """The clock of a host that is ``error`` seconds ahead, on virtual time."""
+
+    def __init__(self, loop: VirtualLoop, error: float) -> None:
+        self._loop = loop
+        self._error = error
+
+    def now(self) -> float:
+        """Return the time, in seconds since the epoch."""
+        return EPOCH + self._error + self._loop.time()
+
+
+class VirtualMachine(Machine):
+    """The machine of one life of a process: its passes take what the world says."""
+
+    def __init__(self, world: ShellWorld, name: str) -> None:
+        self._world = world
+        self._rng = Random(world.rng.getrandbits(64))
+        self.engine_drag = 1.0
+        """How many times longer its passes take."""
+        self.pass_failures = 0
+        """Passes that will fail, for the device's sake."""
+        self.is_computing = False
+        self.name = name
+
+    def clock(self, error: float) -> Clock:
+        """Return the host's clock."""
+        return VirtualClock(self._world.loop, error)
+
+    async def connect(self, config: ServiceConfig) -> Store:
+        """Return a store that may be away."""
+        return Store(MemoryClient(self._world.store).as_redis(), config.cluster)
+
+    def draw(self, num_bytes: int) -> bytes:
+        """Return bytes of the history's seed."""
+        return self._rng.randbytes(num_bytes)
+
+    def thread(self, name: str) -> Executor:
+        """Return a thread on virtual time."""
+        return VirtualThread(self._world.loop, self._seconds)
+
+    def _seconds(self, arguments: Sequence[Any]) -> float:
+        passes = [each for each in arguments if isinstance(each, ForwardPass)]
+        return sum(map(self.pass_seconds, passes)) or _THREAD_DELAY
+
+    def pass_seconds(self, forward_pass: ForwardPass) -> float:
+        """Return how long a pass takes."""
+        num_tokens = sum(len(item.token_ids) for item in forward_pass.items)
+        shape = self._world.scenario.shape
+        return shape.pass_seconds * (1.0 + num_tokens / 32) * self.engine_drag
+
+
+class ShellWorld:
     """One history."""
 
-    kernel: Kernel
-    rng: Random
-    network: SimulatedNetwork
-    store: SimStore
-    policies: PolicySettings
-    times: Times
-    shape: WorkerShape
-    checker: Checker
-    sometimes: Counter[str] = field(default_factory=Counter)
-    broken: list[Broken] = field(default_factory=list)
-    num_passes: int = 0
-    deaths: list[float] = field(default_factory=list)
-    """When workers ended, or stood still for so long that everybody gave them up."""
-    failures: list[float] = field(default_factory=list)
-    """When passes failed."""
-    last_progress_at: float = 0.0
-    """When a client read something last."""
-    _digest: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
+    def __init__(self, scenario: SeedScenario, loop: VirtualLoop) -> None:
+        self.scenario = scenario
+        self.loop = loop
+        self.rng = Random(scenario.seed)
+        self.sometimes: Counter[str] = Counter()
+        self.wires = MemoryNetwork(loop, self.rng, self.hit, self.happened)
+        self.wires.takes["TransferKv"] = scenario.shape.kv_seconds
+        self.ports = Ports(self.wires)
+        self.store = MemoryRedis(loop, self.rng, EPOCH, self.hit)
+        self.checker = Checker(bound=2.0)
+        self.broken: list[Broken] = []
+        self.num_passes = 0
+        self.deaths: list[float] = []
+        """When workers ended, or stood still for so long that everybody gave them up."""
+        self.failures: list[float] = []
+        """When passes failed."""
+        self.fails = loop.create_future()
+        """Done once a promise is broken."""
+        self.log: list[str] | None = None
+        """Everything that has happened, if somebody wants to read it."""
+        self._digest = hashlib.blake2b(digest_size=16)
+        loop.thread_delay = lambda: self.rng.random() * 2 * _THREAD_DELAY
 
     def hit(self, state: str) -> None:
         """Count that an interesting state was reached."""
@@ -92,9 +130,8 @@ class World:
         """Take what a client did or read."""
         self.happened(repr(record))
         self.checker.take(record)
-        self.last_progress_at = self.kernel.now
         if self.checker.violations:
-            raise BrokenPromise
+            self._fail()
 
     def excuses(self, message: str, since: float) -> bool:
         """Return whether a refusal is due to what has happened at least twice since an instant."""
@@ -105,7 +142,12 @@ class World:
 
     def happened(self, what: str) -> None:
         """Add to the hash of this history."""
-        self._digest.update(f"{self.kernel.now!r} {what}\n".encode())
+        if self.loop.is_over:
+            return
+        line = f"{self.loop.time()!r} {what}"
+        self._digest.update(line.encode() + b"\n")
+        if self.log is not None:
+            self.log.append(line)
 
     @property
     def digest(self) -> str:
@@ -113,11 +155,18 @@ class World:
         return self._digest.hexdigest()
 
     def require(self, holds: bool, rule: str, detail: str = "") -> None:
-        """End the history unless a promise holds."""
-        if not holds:
-            self.broken.append(Broken(self.kernel.now, rule, detail))
-            raise BrokenPromise
+        """CallEnd the history soon unless a promise holds."""
+        if not holds and not self.loop.is_over:
+            self.broken.append(Broken(self.loop.time(), rule, detail))
+            self._fail()
 
-    def now(self) -> float:
-        """Return the true time, seconds since the epoch."""
-        return EPOCH + self.kernel.now
+    def _fail(self) -> None:
+        if not self.fails.done():
+            self.fails.set_result(None)
+
+    def failed(self, life: ProcessLife, context: dict[str, Any]) -> None:
+        """Take an error that nobody awaits, or that ended a task which a process lives by."""
+        error = context.get("exception")
+        self.require(
+            False, "a shell raises nothing", f"{life.name}: {context['message']}: {error!r}"
+        )

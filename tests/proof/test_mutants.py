@@ -31,3 +31,8 @@ def test_the_nearest_tests_catch_a_mutation_and_others_do_not() -> None:
     mutation = find("an end is repeated wrongly")
     assert is_caught(mutation, "tests", *mutation.tests)
     assert not is_caught(mutation, "tests", "tests/core/gateway/test_stream_ids.py")
+
+
+def test_what_does_not_end_in_time_is_caught() -> None:
+    mutation = find("an end is repeated wrongly")
+    assert is_caught(mutation, "tests", "tests/core/gateway/test_stream_ids.py", patience=0.01)

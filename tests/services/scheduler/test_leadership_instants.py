@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from proof.shells.loop import ProcessLife, VirtualLoop
-from proof.shells.store import MemoryClient, MemoryRedis
-from proof.shells.world import EPOCH, VirtualClock
+from proof.vopr.loop import ProcessLife, VirtualLoop
+from proof.vopr.store import MemoryClient, MemoryRedis
+from proof.vopr.world import EPOCH, VirtualClock
 from services.runtime.store import Store
 from services.scheduler.leadership import Leadership
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proof.shells.loop import ProcessLife, TimeStandsStill, VirtualLoop, VirtualThread
+from proof.vopr.loop import ProcessLife, TimeStandsStill, VirtualLoop, VirtualThread
 
 
 def live(work: Coroutine[Any, Any, Any], loop: VirtualLoop) -> Any:

@@ -150,7 +150,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Start the first task of a process."""
         context = _NOBODY.copy()
         context.run(OWNER.set, life)
-        return self.create_task(coroutine, name=life.name, context=context)
+        task = self.create_task(coroutine, name=life.name, context=context)
+        task.add_done_callback(partial(_tell_of_error, life), context=_NOBODY)
+        return task
 
     # --- what asyncio asks of a loop --------------------------------------------------
 
@@ -212,6 +214,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
     async def create_server(self, *args: Any, **options: Any) -> Any:
         """Return a listener to whom nobody connects: clients of a history call gRPC."""
         return _NoListener()
+
+
+def _tell_of_error(life: ProcessLife, task: asyncio.Task[Any]) -> None:
+    if life.handler is not None and not task.cancelled() and (error := task.exception()):
+        life.handler({"message": "its first task has ended", "exception": error})
 
 
 def _do(future: asyncio.Future[Any], work: Callable[[], Any]) -> None:

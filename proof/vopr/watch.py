@@ -17,8 +17,10 @@ from headway.core.scheduler.events import Elected, WorkerReported
 from headway.core.scheduler.places import Moving
 from headway.core.worker.core import WorkerCore
 from headway.core.worker.events import (
+    AcceptKv,
     AcknowledgeKv,
     KvAborted,
+    KvOffered,
     LeaderConnected,
     RefuseKv,
     StartTransfer,
@@ -35,9 +37,9 @@ from headway.messages import (
     Lost,
 )
 from headway.request import Request
-from proof.shells.loop import ProcessLife, owner
-from proof.shells.world import ShellWorld
 from proof.vopr.invariants import check_blocks
+from proof.vopr.loop import ProcessLife, owner
+from proof.vopr.world import ShellWorld
 from services.runtime import driver
 
 
@@ -57,7 +59,7 @@ class Watch:
         world.happened(f"{self._life.name} {type(event).__name__} {len(actions)}")
         if isinstance(core, WorkerCore):
             check_blocks(world, self._life.name, core)
-            self._worker_heard(event)
+            self._worker_heard(event, actions)
             for action in actions:
                 self._worker_orders(core, action)
         elif isinstance(core, SchedulerCore):
@@ -72,7 +74,7 @@ class Watch:
             if _has_moves(self.core):
                 self._world.hit("a leader steps down with moves in flight")
 
-    def _worker_heard(self, event: object) -> None:
+    def _worker_heard(self, event: object, actions: Sequence[object]) -> None:
         world, core = self._world, self.core
         match event:
             case LeaderConnected():
@@ -88,6 +90,10 @@ class Watch:
                     "one fencing owner",
                     f"{self._life.name} obeys {event.fencing_token} under {self._fencing_token}",
                 )
+            case KvOffered(header) if any(isinstance(each, AcceptKv) for each in actions):
+                token = header.fencing_token
+                detail = f"{self._life.name} takes KV of {token} under {self._fencing_token}"
+                world.require(token >= self._fencing_token, "one fencing owner", detail)
             case CancelStream():
                 sequence = core.find(event.key)
                 if sequence is not None:

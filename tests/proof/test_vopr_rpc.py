@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 import pytest
 
-from proof.shells.loop import ProcessLife, VirtualLoop
-from proof.shells.rpc import Ports
-from proof.shells.wires import MemoryNetwork
+from proof.vopr.loop import ProcessLife, VirtualLoop
+from proof.vopr.network import MemoryNetwork
+from proof.vopr.rpc import Ports
 
 METHOD = "/test.Echo/Talk"
 Talk = Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]]

@@ -16,8 +16,8 @@ from unittest import mock
 
 import grpc
 
-from proof.shells.loop import ProcessLife, owner
-from proof.shells.wires import CallEnd, MemoryConnection, MemoryNetwork, Pipe
+from proof.vopr.loop import ProcessLife, owner
+from proof.vopr.network import CallEnd, MemoryConnection, MemoryNetwork, Pipe
 
 Metadata = tuple[tuple[str, Any], ...]
 _FIRST_PORT = 50_000
@@ -429,7 +429,8 @@ class DialledCall:
         if self._status is not None:
             return
         life, wires = self._channel.life, connection.wires
-        up, down = connection.pipe(life, server.life), connection.pipe(server.life, life)
+        takes = wires.takes.get(self._method.rpartition("/")[2], 0.0)
+        up, down = connection.pipe(life, server.life, takes), connection.pipe(server.life, life)
         self._up, self._down, self._connection = up, down, connection
         connection.join(self, life)
         method, metadata = self._method, self._metadata

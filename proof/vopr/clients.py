@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import grpc
 
 from headway.errors import Code
 from proof.checker import Asked, Ended, Failed, Left, Read
-from proof.shells.engine import draw_token
-from proof.shells.loop import ProcessLife
-from proof.shells.processes import address_of, models_of
-from proof.shells.world import ShellWorld
-from proof.vopr.engine import answer_to
-from proof.vopr.scenario import Asking
-from proof.vopr.world import BLOCK_SIZE, MODEL
+from proof.vopr.loop import ProcessLife
+from proof.vopr.paged import answer_to
+from proof.vopr.processes import address_of, models_of
+from proof.vopr.scenario import BLOCK_SIZE, MODEL, Asking
+from proof.vopr.world import ShellWorld
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.gateway.api_call import ChatInput
 from services.gateway.preparation import Preparation
@@ -31,8 +29,9 @@ class HistoryClient:
         self._gateway = gateway
         self._call: Any = None
         self._has_ended = False
-        self._life = ProcessLife(world.loop, "client")
-        world.loop.start(self._life, self._ask())
+        life = ProcessLife(world.loop, "client")
+        life.handler = partial(world.failed, life)
+        world.loop.start(life, self._ask())
 
     async def _ask(self) -> None:
         world, asking = self._world, self._asking
@@ -100,7 +99,7 @@ def _request(asking: Asking, num_blocks: int) -> tuple[gateway_pb2.GenerateReque
     options = request.sampling
     options.temperature, options.max_tokens, options.seed = 0.0, asking.max_tokens, 0
     options.ignore_eos = True
-    return request, answer_to(prompt, asking.max_tokens, (), draw_token)
+    return request, answer_to(prompt, asking.max_tokens)
 
 
 def prompt_of(asking: Asking) -> tuple[int, ...]:

@@ -7,18 +7,25 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from proof.shells.engine import MemoryEngine
-from proof.shells.loop import ProcessLife
-from proof.shells.world import ShellWorld, VirtualMachine
-from proof.vopr.scenario import SeedScenario
-from proof.vopr.world import BLOCK_SIZE, MODEL, Times
+import numpy as np
+
+from proof.vopr.engine import MemoryEngine
+from proof.vopr.loop import ProcessLife
+from proof.vopr.scenario import BLOCK_SIZE, MODEL, SeedScenario
+from proof.vopr.world import ShellWorld, VirtualMachine
+from services.autoscaler.actuators import Actuator
+from services.autoscaler.actuators.none import NoActuator
+from services.autoscaler.config import AutoscalerConfig
+from services.autoscaler.service import AutoscalerService
 from services.gateway.config import GatewayConfig
 from services.gateway.model_loading import load_models
 from services.gateway.served_model import ServedModels
 from services.gateway.service import GatewayService
 from services.gateway.service import build as build_gateway
+from services.predictor.config import PredictorConfig
+from services.predictor.service import PredictorService
 from services.runtime.essential import Ending
 from services.runtime.logs import LogLines
 from services.runtime.service import Runtime, Service, start
@@ -29,8 +36,11 @@ from services.worker.config import WorkerConfig
 from services.worker.servicer import WorkerServicer
 from services.worker.servicer import build as build_worker
 
-_PORTS = {"g": 50_100, "k": 50_200, "s": 50_300, "w": 50_400}
-"""The first port of each kind of process: of gateways, their token sinks, schedulers, workers."""
+_PORTS = {"g": 50_100, "k": 50_200, "s": 50_300, "w": 50_400, "p": 50_500, "a": 50_600}
+"""The first port of each kind of process, by the first letter of its name; ``k``: token sinks."""
+MOST_WORKERS = 6
+_LEADER_TTL = 2.0
+_TRANSFER_TIMEOUT = 4.0
 _PROFILE = "llama-8b-a100"
 
 
@@ -89,7 +99,7 @@ class SchedulerShell(ShellProcess):
     """A scheduler."""
 
     def __init__(self, world: ShellWorld, name: str, skew: float, preset: str) -> None:
-        config = SchedulerConfig(**_common(name, name, skew, preset), leader_ttl=Times().leader_ttl)
+        config = SchedulerConfig(**_common(name, name, skew, preset), leader_ttl=_LEADER_TTL)
         super().__init__(world, name, config, _build_scheduler)
 
     @property
@@ -115,10 +125,10 @@ class WorkerShell(ShellProcess):
             block_size=BLOCK_SIZE,
             num_blocks=shape.num_blocks,
             prefix_caching=shape.prefix_caching,
-            predict_every=0,
+            predict_every=shape.predict_every,
             move_rounds=4,
             async_scheduling=shape.runs_ahead,
-            transfer_timeout=Times().transfer_timeout,
+            transfer_timeout=_TRANSFER_TIMEOUT,
         )
         super().__init__(world, name, config, partial(build_worker, load=self._load))
 
@@ -136,6 +146,67 @@ class WorkerShell(ShellProcess):
         """The role that it serves in, "" until its model is loaded."""
         service = self.service._service if isinstance(self.service, WorkerServicer) else None
         return service.role.value if service is not None else ""
+
+
+class PredictorShell(ShellProcess):
+    """A predictor; it scores without a network."""
+
+    def __init__(self, world: ShellWorld, name: str, skew: float, preset: str) -> None:
+        common = _common(name, name, skew, preset)
+        fields = PredictorConfig.model_fields
+        config = PredictorConfig(**{key: common[key] for key in common if key in fields})
+        super().__init__(world, name, config, self._build)
+
+    async def _build(self, runtime: Runtime[PredictorConfig]) -> PredictorService:
+        service = PredictorService(runtime)
+        service._models._scorers[MODEL] = _MemoryScorer(self.world)  # type: ignore[assignment]
+        runtime.server.add(service)
+        return service
+
+
+class _MemoryScorer:
+    """A predictor's network that says how far 24 tokens are."""
+
+    def __init__(self, world: ShellWorld) -> None:
+        self._world = world
+
+    async def score(self, hidden: Any, counts: Any) -> _Scores:
+        self._world.hit("the predictor answers")
+        return _Scores(np.maximum(24.0 - counts, 0.0))
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+class _Scores(NamedTuple):
+    remaining: Any
+    version: str = "1"
+    weight: float = 1.0
+
+
+class AutoscalerShell(ShellProcess):
+    """An autoscaler; ``operator`` is its actuator where its policy scales at all."""
+
+    def __init__(
+        self, world: ShellWorld, name: str, skew: float, preset: str, operator: Actuator
+    ) -> None:
+        limits: dict[str, Any] = dict.fromkeys(
+            ("max_prefill", "max_decode", "max_unified"), MOST_WORKERS // 2
+        )
+        config = AutoscalerConfig(
+            **_common(name, name, skew, preset), model_name=MODEL, budget=MOST_WORKERS, **limits
+        )
+        scales = type(config.scaling_policy().make()).scales
+        actuator = operator if scales else NoActuator()
+        super().__init__(world, name, config, partial(_build_autoscaler, actuator=actuator))
+
+
+async def _build_autoscaler(
+    runtime: Runtime[AutoscalerConfig], actuator: Actuator
+) -> AutoscalerService:
+    service = AutoscalerService(runtime, actuator)
+    runtime.server.add(service)
+    return service
 
 
 async def _build_scheduler(runtime: Runtime[SchedulerConfig]) -> SchedulerService:
