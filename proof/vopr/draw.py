@@ -192,6 +192,8 @@ def _fault(rng: Random, kind: FaultKind, scenario: SeedScenario) -> PlannedFault
     on, to, amount = "", "", 0.0
     if kind in _ON_LINKS:
         on, to = _link(rng, scenario)
+        if kind is FaultKind.UNANSWERED and len(workers) > 1:
+            on, to = rng.sample(workers, 2)  # all other calls are streams that stay open
         amount = round(rng.uniform(0.01, 0.6), 4)
     elif kind in _ON_PROCESSES:
         on = rng.choice(processes)

@@ -18,7 +18,7 @@ from proof.vopr.loop import ProcessLife, VirtualLoop
 KEEPALIVE = 4.0
 """Seconds after which a peer that does not answer is given up (``services.runtime.channel``)."""
 _BASE_DELAY, _JITTER = 2e-4, 2e-3
-_WINDOWS = (2**12, 2**14, 2**16)
+_WINDOWS = (2**9, 2**13, 2**16)
 """Bytes of a stream that may be on their way or unread; HTTP/2 begins with 64 KiB."""
 
 
