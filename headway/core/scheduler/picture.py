@@ -65,7 +65,9 @@ class PictureBook:
         self._step_tokens = 0
         """Tokens of a step of the workers' load reports; 0 before the first look at one."""
         self._work: dict[str, Sequence[PassWork]] = {}
-        self._reports: dict[str, LoadReport] = {}
+        self._ahead: dict[str, tuple[float, Sequence[Sequence[float]]]] = {}
+        """A worker's seconds of a token's step, and each unit's loads to come: no request by name.
+        """
         self._costs: dict[str, MeasuredCosts] = {}
 
     def measured(self, worker_id: str, costs: MeasuredCosts | None) -> None:
@@ -81,14 +83,15 @@ class PictureBook:
     def foresee(self, worker_id: str, report: LoadReport | None) -> None:
         """Keep a worker's report on its loads to come; None if it reports them no more."""
         if report is None:
-            self._reports.pop(worker_id, None)
+            self._ahead.pop(worker_id, None)
         else:
-            self._reports[worker_id] = report
+            futures = [tuple(running.future)[:_MOST_STEPS] for running in report.units]
+            self._ahead[worker_id] = report.step_time, futures
 
     def forget(self, worker_id: str) -> None:
         """Forget a worker that is gone."""
         self._work.pop(worker_id, None)
-        self._reports.pop(worker_id, None)
+        self._ahead.pop(worker_id, None)
         self._costs.pop(worker_id, None)
 
     def draw(self) -> ClusterPicture:
@@ -116,7 +119,7 @@ class PictureBook:
         num_left = sum(max(unit.num_free_blocks, 0) for unit in units)
         num_blocks = info.num_units * info.num_blocks
         pass_time, predicted = self._passes(info.worker_id)
-        step, ahead = self._ahead(info.worker_id)
+        step, ahead = self._loads_ahead(info.worker_id)
         return WorkerPicture(
             info.worker_id,
             info.role,
@@ -164,16 +167,13 @@ class PictureBook:
         )
         return once + (work.num_passes - 1) * self._pass_time.base
 
-    def _ahead(self, worker_id: str) -> tuple[float, tuple[float, ...]]:
+    def _loads_ahead(self, worker_id: str) -> tuple[float, tuple[float, ...]]:
         """Return the seconds of a step, and a worker's load after each, its units added up."""
-        report = self._reports.get(worker_id)
-        if report is None:
-            return 0.0, ()
+        step_time, futures = self._ahead.get(worker_id, (0.0, ()))
         self._step_tokens = self._step_tokens or wanted_reports(self._state.settings).step_tokens
-        step = report.step_time * self._step_tokens
+        step = step_time * self._step_tokens
         if not step > 0:
             return 0.0, ()
-        futures = [tuple(running.future)[:_MOST_STEPS] for running in report.units]
         sums = tuple(float(sum(loads)) for loads in zip(*futures, strict=False))
         return (step, sums) if all(map(isfinite, sums)) else (0.0, ())
 
