@@ -14,7 +14,7 @@ from headway.tables import parse
 from headway.workload.lengths import Lengths, parse_lengths
 
 
-class Arrival(NamedTuple):
+class MixArrival(NamedTuple):
     """A request, seconds after the beginning; lengths in tokens, no reasoning: thinking is off."""
 
     at: float
@@ -47,13 +47,13 @@ _KINDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class VllmMix:
     """Lengths by kind, and the share of requests whose client does not stream."""
 
     lengths: dict[str, dict[str, Lengths]]
     unread: float = 0.0
 
-    def draw(self, count: int, long_share: float, rng: random.Random) -> Sequence[Arrival]:
+    def draw(self, count: int, long_share: float, rng: random.Random) -> Sequence[MixArrival]:
         """Draw so many requests, all at the beginning; ``long_share`` of them reason."""
         found = []
         for _ in range(count):
@@ -61,11 +61,11 @@ class Mix:
             each = {name: draw(rng) for name, draw in self.lengths[kind].items()}
             is_read = rng.random() >= self.unread
             lengths = (each["prompt"], max(2, each["reasoning"]) if kind == "long" else 0)
-            found.append(Arrival(0.0, *lengths, max(1, each["answer"]), is_read))
+            found.append(MixArrival(0.0, *lengths, max(1, each["answer"]), is_read))
         return found
 
 
-def read_mix(file: Path | None = None, unread: float = 0.0) -> Mix:
+def read_mix(file: Path | None = None, unread: float = 0.0) -> VllmMix:
     """Return the mix of a TOML file, or the one that this page has.
 
     Tables ``chat`` (``prompt``, ``answer``) and ``long`` (``reasoning``, too), each a number of
@@ -82,10 +82,10 @@ def read_mix(file: Path | None = None, unread: float = 0.0) -> Mix:
         }
         for kind, tables in _KINDS.items()
     }
-    return Mix(lengths, unread)
+    return VllmMix(lengths, unread)
 
 
-def spaced(load: Sequence[Arrival], rate: float, rng: random.Random) -> Sequence[Arrival]:
+def spaced(load: Sequence[MixArrival], rate: float, rng: random.Random) -> Sequence[MixArrival]:
     """Return the requests as a Poisson process of ``rate`` requests/s."""
     at, found = 0.0, []
     for each in load:

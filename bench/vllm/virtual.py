@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from rich import box
 from rich.console import Console
 
-from bench.vllm.mix import Arrival, Mix, spaced
+from bench.vllm.mix import MixArrival, VllmMix, spaced
 from headway.cost.pass_time import PassTime
 from headway.metrics import percentile
 from results.output import make_table, write_json
@@ -49,7 +49,7 @@ _IN_TIME = 1.0  # seconds to a chat's first token
 _NUM_FULL = 400  # requests that measure what the engine carries
 
 
-class Shape(NamedTuple):
+class CardShape(NamedTuple):
     """The engine: requests that run at once, KV and chunk in tokens, and a step's cost."""
 
     num_places: int
@@ -64,8 +64,8 @@ class Shape(NamedTuple):
 class VirtualBench:
     """The comparison: an engine's shape, the mix, and the plug-in's policy."""
 
-    shape: Shape
-    mix: Mix
+    shape: CardShape
+    mix: VllmMix
     model: str
     """A folder whose configuration vLLM reads; nothing of it is computed."""
     seconds: float
@@ -73,14 +73,14 @@ class VirtualBench:
     batching: str
     params: Mapping[str, object]
 
-    def serve(self, load: Sequence[Arrival], order: str) -> Any:
-        """Return what becomes of a load in one of the ``ORDERS`` (``headway_vllm.virtual.Run``)."""
+    def serve(self, load: Sequence[MixArrival], order: str) -> Any:
+        """Return what becomes of a load in one of the ``ORDERS`` (``headway_vllm.virtual.VirtualRun``)."""
         virtual: Any = importlib.import_module("headway_vllm.virtual")
         is_ours = order == "plug-in"
         name, params = (self.batching, self.params) if is_ours else (order, {})
         return virtual.serve(self.shape, self.model, load, name, params)
 
-    def load(self, long_share: float, rate: float, seed: int) -> Sequence[Arrival]:
+    def load(self, long_share: float, rate: float, seed: int) -> Sequence[MixArrival]:
         """Return the requests of a run: ``rate`` a second."""
         rng = random.Random(f"virtual {long_share} {seed}")
         count = max(2, int(rate * self.seconds))
@@ -94,7 +94,7 @@ class VirtualBench:
         return float(self.serve(load, "fcfs").full_tokens_per_s / mean)
 
 
-def figures_of(load: Sequence[Arrival], run: Any) -> dict[str, float]:
+def figures_of(load: Sequence[MixArrival], run: Any) -> dict[str, float]:
     """Return the figures of a run; those of a kind that the load lacks are left out."""
     pairs = list(zip(load, run.served, strict=True))
     chats = [each for one, each in pairs if not one.reasoning]

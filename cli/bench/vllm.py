@@ -12,7 +12,7 @@ from bench.vllm.compare import ComparedLoad, compare
 from bench.vllm.contenders import CONTENDERS, SAID, Comparison
 from bench.vllm.mix import read_mix
 from bench.vllm.server import EngineLimits
-from bench.vllm.virtual import ORDERS, Shape, VirtualBench
+from bench.vllm.virtual import ORDERS, CardShape, VirtualBench
 from bench.vllm.virtual import compare as compare_virtually
 from cli.options import add_json, add_model, parse_seconds, parse_seeds, require_ranges
 from headway.cost.profile import load_profile
@@ -85,7 +85,7 @@ def _run_virtual(args: argparse.Namespace) -> int:
     require_ranges(args, places=(1, 65_536), chunk=(1, 1 << 20), kv_tokens=(1024, 1 << 30))
     profile = load_profile(args.profile)
     limits = (args.places, args.kv_tokens, args.chunk, min(args.kv_tokens, _LONGEST))
-    shape = Shape(*limits, profile.block_size, profile.pass_time)
+    shape = CardShape(*limits, profile.block_size, profile.pass_time)
     mix = read_mix(args.mix, args.unread)
     params = parse_choice("", ",".join(args.set)).params.get("batching", {})
     registry.make("batching", args.batching or "headway", **params)  # or an error that says why

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from bench.vllm.mix import Arrival, read_mix, spaced
+from bench.vllm.mix import MixArrival, read_mix, spaced
 from bench.vllm.virtual import ROWS, cells_of, figures_of
 from cli import main
 from headway.errors import HeadwayError
@@ -55,7 +55,7 @@ def test_arrivals_are_a_poisson_process_of_the_rate() -> None:
 
 
 def test_figures_are_by_kind_and_a_kind_that_is_not_there_has_none() -> None:
-    chat, long = Arrival(0.0, 10, 0, 10, True), Arrival(0.0, 10, 20, 10, True)
+    chat, long = MixArrival(0.0, 10, 0, 10, True), MixArrival(0.0, 10, 20, 10, True)
     run = Run([Served(0.5, 0.5, 2.0, 1), Served(2.0, 2.0, 3.0), Served(0.1, 4.0, 9.0)], 10.0)
     found = figures_of([chat, chat, long], run)
     assert found["chat_in_time"] == 0.5

@@ -48,7 +48,7 @@ class Adapters:
         return True
 
 
-class Cost(NamedTuple):
+class BlockCost(NamedTuple):
     """A waiting request's blocks, of all kinds of KV together."""
 
     needed: int
@@ -78,7 +78,7 @@ class FreeBlocks:
         self._touched: set[int] = set()
         self._filled: set[Any] = set()
 
-    def cost(self, request: Any) -> Cost:
+    def cost(self, request: Any) -> BlockCost:
         """Return what a waiting request costs after those that were taken."""
         scheduler, manager = self._scheduler, self._manager
         cached, start = manager.empty_kv_cache_blocks.blocks, request.num_computed_tokens
@@ -101,9 +101,9 @@ class FreeBlocks:
         size = scheduler.hash_block_size
         filled = frozenset(request.block_hashes[start // size : stop // size])
         is_coming = not self._filled.isdisjoint(filled)
-        return Cost(needed - shared, taken - shared, touched, filled, is_coming)
+        return BlockCost(needed - shared, taken - shared, touched, filled, is_coming)
 
-    def take(self, cost: Cost) -> None:
+    def take(self, cost: BlockCost) -> None:
         """Count the blocks of a request that is to be admitted."""
         self.count -= cost.taken
         self._touched |= cost.touched

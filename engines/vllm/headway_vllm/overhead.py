@@ -27,7 +27,7 @@ END = 7
 """The token that ends the reasoning."""
 
 
-class Cost(NamedTuple):
+class OrderCost(NamedTuple):
     """Medians over the steps, in microseconds."""
 
     order: float
@@ -52,7 +52,7 @@ def main() -> None:
     print(f"microseconds of a step; load {os.getloadavg()[0]:.1f}")
     print("policy     running waiting    order   (mean)     step")
     for running, waiting in LOADS:
-        found: dict[str, list[Cost]] = {policy: [] for policy in policies}
+        found: dict[str, list[OrderCost]] = {policy: [] for policy in policies}
         for _ in range(args.rounds):
             for policy in policies:
                 found[policy].append(measure(args.model, policy, running, waiting, args.steps))
@@ -62,7 +62,7 @@ def main() -> None:
     print(f"load {os.getloadavg()[0]:.1f}")
 
 
-def measure(model: str, policy: str, running: int, waiting: int, num_steps: int) -> Cost:
+def measure(model: str, policy: str, running: int, waiting: int, num_steps: int) -> OrderCost:
     """Return the cost of a decode step with so many requests."""
     num_blocks = (running + 8) * (PROMPT + OUTPUT) // BLOCK
     scheduler = make_scheduler(model, policy, running, num_blocks)
@@ -84,7 +84,7 @@ def measure(model: str, policy: str, running: int, waiting: int, num_steps: int)
     assert len(scheduler.running) == running, "all of them decode"
     assert policy == STOCK or not scheduler.headway.num_voluntary, "and nobody yields"
     order, step = statistics.median(orders), statistics.median(steps)
-    return Cost(1e6 * order, 1e6 * statistics.mean(orders), 1e6 * step)
+    return OrderCost(1e6 * order, 1e6 * statistics.mean(orders), 1e6 * step)
 
 
 def _step(scheduler: Any) -> float:

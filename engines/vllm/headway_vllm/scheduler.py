@@ -35,7 +35,7 @@ _MOST_TRIED = 64
 """Waiting requests for which a step looks for room."""
 
 
-class Clock:
+class StepClock:
     """The time that an order goes by, seconds; a bench on virtual time has one of its own."""
 
     def now(self) -> float:
@@ -57,7 +57,7 @@ class OrderedScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         _require_fcfs(self.scheduler_config.policy)
         settings = read_settings()
-        self.clock = Clock()
+        self.clock = StepClock()
         self.follow(settings.order(partial(markers_of, self.vllm_config)))
         self.headway_seconds = 0.0
         """Seconds spent on the order so far."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from headway.cost.pass_time import PassTime, Share
 from headway_vllm.overhead import drawn_by
-from headway_vllm.scheduler import Clock
+from headway_vllm.scheduler import StepClock
 from headway_vllm.settings import SETTING
 from headway_vllm.shim import engine_config, prepare_environment
 
@@ -29,7 +29,7 @@ FCFS, PRIORITY = "fcfs", "priority"
 """vLLM's own orders; any other name is a batching policy of the plug-in, "" its default."""
 
 
-class Arrival(Protocol):
+class LoadArrival(Protocol):
     """A request of the load; lengths in tokens."""
 
     @property
@@ -68,7 +68,7 @@ class Card(NamedTuple):
     pass_time: PassTime
 
 
-class Served(NamedTuple):
+class ServedVirtually(NamedTuple):
     """A request's instants after its arrival, seconds, and its preemptions."""
 
     ttft: float
@@ -77,10 +77,10 @@ class Served(NamedTuple):
     num_preemptions: int
 
 
-class Run(NamedTuple):
+class VirtualRun(NamedTuple):
     """What became of a load."""
 
-    served: Sequence[Served]
+    served: Sequence[ServedVirtually]
     """In the order of the arrivals."""
     seconds: float
     """To the end of the last request."""
@@ -88,7 +88,7 @@ class Run(NamedTuple):
     """Output tokens a second, as long as requests waited for a place; 0 if none did."""
 
 
-class _VirtualClock(Clock):
+class _VirtualClock(StepClock):
     def __init__(self) -> None:
         self.at = EPOCH
 
@@ -99,8 +99,8 @@ class _VirtualClock(Clock):
 
 
 def serve(
-    card: Card, model: str, load: Sequence[Arrival], order: str, params: Mapping[str, object]
-) -> Run:
+    card: Card, model: str, load: Sequence[LoadArrival], order: str, params: Mapping[str, object]
+) -> VirtualRun:
     """Serve the load, ascending in time, in an order; ``params``: the policy's.
 
     ``model``: a folder whose files vLLM reads. The plug-in is told the tokens around the
@@ -121,7 +121,7 @@ class _Step(NamedTuple):
 class _Engine:
     """The loop around a scheduler: a step is planned while the one before runs."""
 
-    def __init__(self, card: Card, load: Sequence[Arrival], scheduler: Any) -> None:
+    def __init__(self, card: Card, load: Sequence[LoadArrival], scheduler: Any) -> None:
         self._card, self._load, self._scheduler = card, load, scheduler
         self._clock = scheduler.clock = _VirtualClock()
         self._requests: list[Any] = []
@@ -131,7 +131,7 @@ class _Engine:
         self._ends: dict[int, float] = {}
         self._num_full, self._full_seconds = 0, 0.0
 
-    def run(self) -> Run:
+    def run(self) -> VirtualRun:
         """Serve the load to its end."""
         planned: deque[_Step] = deque()
         while len(self._ends) < len(self._load):
@@ -149,9 +149,9 @@ class _Engine:
             came_at, num_preemptions = EPOCH + each.at, self._requests[number].num_preemptions
             first, answer, end = self._firsts[number], self._answers[number], self._ends[number]
             times = first - came_at, answer - came_at, end - came_at
-            served.append(Served(*times, num_preemptions))
+            served.append(ServedVirtually(*times, num_preemptions))
         rate = self._num_full / self._full_seconds if self._full_seconds else 0.0
-        return Run(served, self._clock.at - EPOCH, rate)
+        return VirtualRun(served, self._clock.at - EPOCH, rate)
 
     def _arrive(self) -> None:
         hasher = block_hasher(self._card.block_size)
@@ -194,7 +194,7 @@ class _Engine:
             self._ends[number] = now
 
 
-def _token(arrival: Arrival, place: int) -> int:
+def _token(arrival: LoadArrival, place: int) -> int:
     """Return the output token at a place: reasoning, its end, or the answer."""
     if place >= arrival.reasoning:
         return PLAIN
@@ -218,7 +218,7 @@ def _seconds(pass_time: PassTime, plan: Any, scheduler: Any) -> float:
     return pass_time.seconds(*Share(prefill, context, batch, kv))
 
 
-def _request(number: int, arrival: Arrival, hasher: Any) -> Any:
+def _request(number: int, arrival: LoadArrival, hasher: Any) -> Any:
     """Return vLLM's request; no two share a prompt's block."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
