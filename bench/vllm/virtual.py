@@ -74,7 +74,7 @@ class VirtualBench:
     params: Mapping[str, object]
 
     def serve(self, load: Sequence[MixArrival], order: str) -> Any:
-        """Return what becomes of a load in one of the ``ORDERS`` (``headway_vllm.virtual.VirtualRun``)."""
+        """Return a ``headway_vllm.virtual.VirtualRun`` of a load in one of the ``ORDERS``."""
         virtual: Any = importlib.import_module("headway_vllm.virtual")
         is_ours = order == "plug-in"
         name, params = (self.batching, self.params) if is_ours else (order, {})
