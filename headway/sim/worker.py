@@ -39,6 +39,7 @@ from headway.policies.batching import Batching
 from headway.policies.estimation import Estimation
 from headway.request import Request, StreamKey
 from headway.sim.device import Device, Pace, Steps
+from headway.sim.leaps import Leaps
 from headway.sim.lengths import EOS, TrueLengths
 from headway.sim.node import Node
 from headway.sim.pass_log import HeardPasses, PassLog
@@ -189,6 +190,7 @@ class SimWorker:
             lambda key: self._lengths[key].num_output_tokens,
             estimation,
             self._hashes,
+            Leaps,
         )
 
     def _planner(

@@ -9,8 +9,8 @@ import pytest
 
 from headway.blocks import BlockPool
 from headway.cluster import Role
-from headway.core.worker.batch import BatchSums
 from headway.presets import PRESETS
+from headway.sim.batch_sums import BatchSums
 from headway.sim.experiment import Conditions, cluster_spec, simulate
 from headway.sim.failures import Failure
 from headway.sim.spec import Instances

@@ -7,7 +7,7 @@ worker runs ahead. Blocks of a request are freed only when it is in no pass.
 from __future__ import annotations
 
 from collections import abc, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from headway.cluster import UnitLoad, WorkerInfo
 from headway.core.worker import arrivals, departures, drain
@@ -28,8 +28,8 @@ from headway.core.worker.events import (
     WorkerEvent,
 )
 from headway.core.worker.flight import Flight, Share, taken_for_granted
-from headway.core.worker.leaps import Leaps, PlannedPass, may_concern
 from headway.core.worker.lifecycle import Event
+from headway.core.worker.passes import Passes, PlannedPass
 from headway.core.worker.planner import Limits, PassPlanner
 from headway.core.worker.prediction import Oracle
 from headway.core.worker.reports import Reports
@@ -61,6 +61,9 @@ from headway.request import StreamKey
 
 __all__ = ["WorkerCore", "WorkerSettings"]
 
+MakePasses = Callable[[WorkerState, PassPlanner, int], Passes]
+"""Makes the passes of a worker, each of at most so many steps."""
+
 
 class WorkerCore:
     """``Core[WorkerEvent, WorkerAction]``; ``docs/architecture.md`` shows its place."""
@@ -74,7 +77,9 @@ class WorkerCore:
         oracle: Oracle | None = None,
         estimation: Estimation | None = None,
         hashes_of: HashesOf | None = None,
+        make_passes: MakePasses | None = None,
     ) -> None:
+        """``make_passes``: what makes them of planned requests; None for one step a pass."""
         self.settings = settings = settings or WorkerSettings()
         self._state = WorkerState(info, eos_token_ids, settings, oracle, estimation, hashes_of)
         self._state.predictions.ranks_requests = batching.reads_lengths
@@ -90,7 +95,11 @@ class WorkerCore:
             self._planner.with_yielding if batching.yields_to_readers else None,
         )
         self._flights: deque[Flight] = deque()
-        self._leaps = Leaps(self._state, self._planner, settings.max_steps)
+        self._passes = (
+            Passes()
+            if make_passes is None
+            else make_passes(self._state, self._planner, settings.max_steps)
+        )
         self._pass_id = 0
         self._lingers_until: float | None = None
         self._seen_dispatches: dict[int, None] = {}
@@ -162,9 +171,7 @@ class WorkerCore:
     def handle(self, event: WorkerEvent, *, now: float) -> abc.Sequence[WorkerAction]:
         """React to one event, then start the next pass if it is time."""
         actions: list[WorkerAction] = []
-        clock = self._leaps.clock
-        if clock is not None and may_concern(clock, event):
-            self._leaps.look_at_all(self._flights[0] if self._flights else None)
+        self._passes.heed(event, self._flights)
         if isinstance(event, PassResult):
             self._on_pass_result(event, actions, now)
         elif isinstance(event, PassFailed):
@@ -270,17 +277,15 @@ class WorkerCore:
     # --- forward passes ---------------------------------------------------------------
 
     def _start_pass(self, actions: list[WorkerAction], now: float) -> None:
-        planned = self._leaps.go_on(self._reports.due_at, now)
+        planned = self._passes.go_on(self._reports.due_at, now)
         if planned is None:
-            if self._leaps.clock is not None:
-                self._leaps.look_at_all(None)
             in_pass: list[Share] = []
             for unit in self._state.units:
                 unit.host.settle()
                 in_pass += self._planner.plan(unit, now=now)
             if in_pass:
                 until = min(self._reports.due_at, self._planner.due_at)
-                planned = self._leaps.begin(in_pass, until, now)
+                planned = self._passes.begin(in_pass, until, now)
             else:
                 planned = PlannedPass((), in_pass)
         self._launch(planned, actions, now)
@@ -330,7 +335,7 @@ class WorkerCore:
         actions += flight.end_swaps(state)
         drawn = {sampled.key: sampled for sampled in result.sampled}
         running: list[Sequence] = []
-        for item, sequence in self._leaps.land(flight, result, now):
+        for item, sequence in self._passes.land(flight, result, now):
             if sequence.ended is not None:
                 state.finish(sequence, sequence.ended)
             elif item.start != sequence.kv.num_computed:
@@ -344,9 +349,8 @@ class WorkerCore:
             actions += state.predictions.ask(result.hidden, state.find)
         if num_tokens := sum(work.prefill_tokens + work.batch for work in works):
             self._planner.passed(result.pass_time, num_tokens, result.num_steps)
-            self._leaps.step_time = self._reports.step_time = result.pass_time
-        if self._leaps.clock is not None:
-            self._leaps.clock.settle()
+            self._reports.step_time = result.pass_time
+        self._passes.settle(result.pass_time if num_tokens else None)
         actions += departures.leave_all(state, running)
         has_prompts = any(work.prefill_tokens for work in works)
         self._report_pass(result, flight, actions, now, has_prompts=has_prompts)

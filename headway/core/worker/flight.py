@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from headway.cluster import Role
-from headway.core.worker.clock import DecodeClock, pass_item
+from headway.core.worker.batch import DecodeBatch
 from headway.core.worker.departures import call_off, leave_all
 from headway.core.worker.events import PassFailed, WorkerAction
 from headway.core.worker.lifecycle import Stage
@@ -41,7 +41,7 @@ class Flight:
     """Dispatches since the pass before."""
     is_short: bool
     """True if a request found no room that a preemption could have made."""
-    clock: DecodeClock | None = None
+    clock: DecodeBatch | None = None
     """The batch that it leaps with; requests that go on without a look are not ``in_pass``."""
 
     def __post_init__(self) -> None:
@@ -50,11 +50,11 @@ class Flight:
         for sequence in self.returning:
             sequence.num_passes += 1
 
-    def look_at(self, sequences: Iterable[Sequence]) -> None:
+    def look_at(self, shares: Iterable[Share]) -> None:
         """Let requests that go on without a look be in the pass: something concerns them."""
-        for sequence in sequences:
-            sequence.num_passes += 1
-            self.in_pass.append((pass_item(sequence), sequence))
+        for share in shares:
+            share[1].num_passes += 1
+            self.in_pass.append(share)
 
     def works(self) -> list[Work]:
         """Return what each DP unit with work has in its first step."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from headway.blocks import BlockHash
 from headway.cluster import UnitLoad, WorkerInfo
+from headway.core.worker.batch import DecodeBatch
 from headway.core.worker.costs import CostMeter
 from headway.core.worker.events import SendTokens
 from headway.core.worker.lifecycle import Stage
@@ -51,13 +51,6 @@ class News:
         self.has_freed_blocks = False
 
 
-class Clocked(Protocol):
-    """A decode batch whose requests are looked at only when something concerns them."""
-
-    def catch_up(self) -> None:
-        """Look at every request, as of the end of the last pass."""
-
-
 class WorkerState:
     """All that a worker holds."""
 
@@ -87,7 +80,7 @@ class WorkerState:
         self.news = News()
         self.fencing_token = 0
         """The newest leader that this worker has greeted."""
-        self.clock: Clocked | None = None
+        self.clock: DecodeBatch | None = None
         """The decode batch that goes on from pass to pass; None while every request is planned."""
         self.lets_go = False
         """True if the scheduler needs to know which requests can move."""

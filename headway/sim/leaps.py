@@ -1,17 +1,16 @@
-"""Passes of several decode steps, in the simulator; live passes have one step.
+"""Passes of several decode steps; live passes have one (``headway/core/worker/passes.py``).
 
 Between the steps only their own tokens change: everything that arrives meanwhile is handled when
 the pass has ended. While a batch only goes on, and nobody waits, nothing is planned: it keeps its
-clock (``clock.py``). Whatever may concern one of its requests has all of them looked at again.
+clock (``decode_clock.py``). Whatever may concern one of its requests has all of them looked at
+again.
 """
 
 from __future__ import annotations
 
 from collections import abc
-from typing import NamedTuple
 
 from headway.cluster import Role
-from headway.core.worker.clock import DecodeClock, pass_item
 from headway.core.worker.events import (
     KvAborted,
     KvArrived,
@@ -21,39 +20,43 @@ from headway.core.worker.events import (
     WorkerEvent,
 )
 from headway.core.worker.flight import Flight, Share
+from headway.core.worker.passes import Passes, PlannedPass
 from headway.core.worker.planner import PassPlanner
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.state import WorkerState
 from headway.forward_pass import Leap, PassItem, PassResult
 from headway.policies.batching.queue import Entry
+from headway.sim.decode_clock import DecodeClock, pass_item
 
 
-class PlannedPass(NamedTuple):
-    """A pass as planned: ``items`` for the backend; ``in_pass``, requests to look at, for us."""
-
-    items: abc.Sequence[PassItem]
-    in_pass: list[Share]
-    leap: Leap | None = None
-    clock: DecodeClock | None = None
-
-
-class Leaps:
+class Leaps(Passes):
     """The planner of a worker's leaps, of at most ``most_steps`` steps each."""
 
     def __init__(self, state: WorkerState, planner: PassPlanner, most_steps: int) -> None:
         self._state = state
         self._planner = planner
         self._most_steps = most_steps
-        self.clock: DecodeClock | None = None
+        self._clock: DecodeClock | None = None
         """The batch that goes on from pass to pass; the state has it, too."""
-        self.step_time = 0.0
+        self._step_time = 0.0
         """Seconds of the last step."""
+
+    def heed(self, event: WorkerEvent, flights: abc.Sequence[Flight]) -> None:
+        """End the clock where an event may concern one of its requests, or reads one's state."""
+        if self._clock is not None and _may_concern(self._clock, event):
+            self._look_at_all(self._clock, flights[0] if flights else None)
 
     def go_on(self, until: float, now: float) -> PlannedPass | None:
         """Return the next pass of the same batch with those that join it; None without one."""
-        clock = self.clock
+        clock = self._clock
         if clock is None:
             return None
+        planned = self._next(clock, until, now)
+        if planned is None:
+            self._look_at_all(clock, None)
+        return planned
+
+    def _next(self, clock: DecodeClock, until: float, now: float) -> PlannedPass | None:
         joining: list[Entry[Sequence]] = []
         for unit in self._state.units:
             unit.host.settle()
@@ -80,7 +83,7 @@ class Leaps:
         leap = Leap(clock.steps(most), until)
         if self._may_go_on(in_pass):
             clock.begin()
-            self.clock = state.clock = clock
+            self._clock = state.clock = clock
             in_pass = []
         else:
             clock.give_up()
@@ -88,8 +91,8 @@ class Leaps:
 
     def _most(self, most: int, until: float, now: float) -> int:
         """Return the most steps: no blocks are set aside for steps beyond ``until``."""
-        if most > 1 and self.step_time:
-            return min(most, max(1, 2 + int((until - now) / self.step_time)))
+        if most > 1 and self._step_time:
+            return min(most, max(1, 2 + int((until - now) / self._step_time)))
         return most
 
     def _may_go_on(self, in_pass: list[Share]) -> bool:
@@ -101,28 +104,35 @@ class Leaps:
             return False
         return all(sequence.may_join for _, sequence in in_pass)
 
-    def look_at_all(self, flight: Flight | None) -> None:
+    def _look_at_all(self, clock: DecodeClock, flight: Flight | None) -> None:
         """End the clock: from now on each request, also of a ``flight``, is planned for."""
-        clock = self.clock
-        self.clock = self._state.clock = None
-        assert clock is not None, "only a clock is ended"
+        self._clock = self._state.clock = None
         entries = clock.give_up()
         self._planner.serve(entries)
         if flight is not None:
-            flight.look_at([entry.candidate for entry in entries])
+            sequences = [entry.candidate for entry in entries]
+            flight.look_at([(pass_item(sequence), sequence) for sequence in sequences])
 
     def land(self, flight: Flight, result: PassResult, now: float) -> list[Share]:
         """Note a pass that has ended; return the requests to look at, in order."""
         clock = flight.clock
         if clock is None:
             return flight.in_pass
-        if clock is self.clock:
+        assert isinstance(clock, DecodeClock), "batches without a plan are made here"
+        if clock is self._clock:
             return clock.land(result, now)
         clock.land_all(result, flight.in_pass)
         return flight.in_pass
 
+    def settle(self, step_time: float | None) -> None:
+        """Let go of requests that have ended with the pass; ``step_time`` as in ``Passes``."""
+        if step_time is not None:
+            self._step_time = step_time
+        if self._clock is not None:
+            self._clock.settle()
 
-def may_concern(clock: DecodeClock, event: WorkerEvent) -> bool:
+
+def _may_concern(clock: DecodeClock, event: WorkerEvent) -> bool:
     """Return whether an event may concern a request on the clock, or reads one's state."""
     if isinstance(event, PassResult | PassCut | KvOffered):
         return False

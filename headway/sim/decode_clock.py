@@ -1,11 +1,9 @@
 """A decode batch as one clock: a request is looked at only when something concerns it.
 
 While a batch only decodes, each request computes one token a step. So the batch needs a clock that
-counts steps, sums over its requests (``batch.py``), and a log of its passes. A request's own state
-stands as of the last look at it; a look reads from the log what has happened since. Joins and ends
-cost what changes.
-
-Only the simulator leaps over several steps in a pass. Live passes have one step, and no clock.
+counts steps, sums over its requests (``batch_sums.py``), and a log of its passes. A request's own
+state stands as of the last look at it; a look reads from the log what has happened since. Joins and
+ends cost what changes.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from heapq import heappop, heappush
 from math import ceil, inf
 from typing import NamedTuple
 
-from headway.core.worker.batch import BatchSums
 from headway.core.worker.lifecycle import Stage
 from headway.core.worker.reading import ReadTokens
 from headway.core.worker.sequence import Sequence
@@ -24,6 +21,7 @@ from headway.cost.pass_time import Share
 from headway.forward_pass import PLAIN, PassItem, PassResult
 from headway.policies.batching.queue import Entry
 from headway.request import StreamKey
+from headway.sim.batch_sums import BatchSums
 
 _LONGEST_LOG = 1024
 """Passes after which every request is looked at, so that the log may begin anew."""
