@@ -20,7 +20,7 @@ from headway.core.worker.events import (
     WorkerEvent,
 )
 from headway.core.worker.flight import Flight, Share
-from headway.core.worker.passes import Passes, PlannedPass
+from headway.core.worker.passes import PlannedPass, StepPasses
 from headway.core.worker.planner import PassPlanner
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.state import WorkerState
@@ -29,7 +29,7 @@ from headway.policies.batching.queue import Entry
 from headway.sim.decode_clock import DecodeClock, pass_item
 
 
-class Leaps(Passes):
+class Leaps(StepPasses):
     """The planner of a worker's leaps, of at most ``most_steps`` steps each."""
 
     def __init__(self, state: WorkerState, planner: PassPlanner, most_steps: int) -> None:
@@ -125,7 +125,7 @@ class Leaps(Passes):
         return flight.in_pass
 
     def settle(self, step_time: float | None) -> None:
-        """Let go of requests that have ended with the pass; ``step_time`` as in ``Passes``."""
+        """Let go of requests that have ended with the pass; ``step_time`` as in ``StepPasses``."""
         if step_time is not None:
             self._step_time = step_time
         if self._clock is not None:

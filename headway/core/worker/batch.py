@@ -15,7 +15,7 @@ from headway.policies.batching.queue import Entry
 from headway.request import StreamKey
 
 
-class UnitBatch(Protocol):
+class UnitSums(Protocol):
     """A DP unit's part of the batch."""
 
     @property
@@ -27,7 +27,7 @@ class UnitBatch(Protocol):
         """Tokens of their KV."""
 
 
-class DecodeBatch(Protocol):
+class ClockedBatch(Protocol):
     """The batch of one worker."""
 
     def __contains__(self, key: StreamKey) -> bool:

@@ -29,7 +29,7 @@ from headway.core.worker.events import (
 )
 from headway.core.worker.flight import Flight, Share, taken_for_granted
 from headway.core.worker.lifecycle import Event
-from headway.core.worker.passes import Passes, PlannedPass
+from headway.core.worker.passes import PlannedPass, StepPasses
 from headway.core.worker.planner import Limits, PassPlanner
 from headway.core.worker.prediction import Oracle
 from headway.core.worker.reports import Reports
@@ -61,7 +61,7 @@ from headway.request import StreamKey
 
 __all__ = ["WorkerCore", "WorkerSettings"]
 
-MakePasses = Callable[[WorkerState, PassPlanner, int], Passes]
+MakePasses = Callable[[WorkerState, PassPlanner, int], StepPasses]
 """Makes the passes of a worker, each of at most so many steps."""
 
 
@@ -96,7 +96,7 @@ class WorkerCore:
         )
         self._flights: deque[Flight] = deque()
         self._passes = (
-            Passes()
+            StepPasses()
             if make_passes is None
             else make_passes(self._state, self._planner, settings.max_steps)
         )

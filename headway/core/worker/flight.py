@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from headway.cluster import Role
-from headway.core.worker.batch import DecodeBatch
+from headway.core.worker.batch import ClockedBatch
 from headway.core.worker.departures import call_off, leave_all
 from headway.core.worker.events import PassFailed, WorkerAction
 from headway.core.worker.lifecycle import Stage
@@ -41,7 +41,7 @@ class Flight:
     """Dispatches since the pass before."""
     is_short: bool
     """True if a request found no room that a preemption could have made."""
-    clock: DecodeBatch | None = None
+    clock: ClockedBatch | None = None
     """The batch that it leaps with; requests that go on without a look are not ``in_pass``."""
 
     def __post_init__(self) -> None:

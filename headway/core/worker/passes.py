@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import abc
 from typing import NamedTuple
 
-from headway.core.worker.batch import DecodeBatch
+from headway.core.worker.batch import ClockedBatch
 from headway.core.worker.events import WorkerEvent
 from headway.core.worker.flight import Flight, Share
 from headway.forward_pass import Leap, PassItem, PassResult
@@ -17,10 +17,10 @@ class PlannedPass(NamedTuple):
     items: abc.Sequence[PassItem]
     in_pass: list[Share]
     leap: Leap | None = None
-    clock: DecodeBatch | None = None
+    clock: ClockedBatch | None = None
 
 
-class Passes:
+class StepPasses:
     """How planned requests become passes: each is planned for, and looked at when it ends."""
 
     def heed(self, event: WorkerEvent, flights: abc.Sequence[Flight]) -> None:

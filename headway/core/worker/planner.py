@@ -9,7 +9,7 @@ from math import ceil, inf
 
 from headway.blocks import blocks_for
 from headway.cluster import UnitLoad
-from headway.core.worker.batch import DecodeBatch
+from headway.core.worker.batch import ClockedBatch
 from headway.core.worker.fair_chunk import FairChunk
 from headway.core.worker.flight import Share
 from headway.core.worker.lifecycle import Stage
@@ -143,7 +143,7 @@ class PassPlanner:
         return not any(True for _ in self._contended())
 
     def joining(
-        self, unit: WorkerUnit, clock: DecodeBatch, *, now: float
+        self, unit: WorkerUnit, clock: ClockedBatch, *, now: float
     ) -> list[Entry[Sequence]] | None:
         """Return who joins a unit's batch for its next step; None if that needs a plan.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from headway.blocks import BlockHash
 from headway.cluster import UnitLoad, WorkerInfo
-from headway.core.worker.batch import DecodeBatch
+from headway.core.worker.batch import ClockedBatch
 from headway.core.worker.costs import CostMeter
 from headway.core.worker.events import SendTokens
 from headway.core.worker.lifecycle import Stage
@@ -80,7 +80,7 @@ class WorkerState:
         self.news = News()
         self.fencing_token = 0
         """The newest leader that this worker has greeted."""
-        self.clock: DecodeBatch | None = None
+        self.clock: ClockedBatch | None = None
         """The decode batch that goes on from pass to pass; None while every request is planned."""
         self.lets_go = False
         """True if the scheduler needs to know which requests can move."""

@@ -15,7 +15,7 @@ from headway.blocks import (
     waypoint,
 )
 from headway.cluster import Role, UnitLoad, WorkerInfo
-from headway.core.worker.batch import UnitBatch
+from headway.core.worker.batch import UnitSums
 from headway.core.worker.host import HostMemory
 from headway.core.worker.lifecycle import Event, Stage
 from headway.core.worker.news import LifeNews
@@ -49,7 +49,7 @@ class WorkerUnit:
 
     ``changed``: requests that joined, left, or changed in a way that the batching policy reads,
     since the last plan. Tokens computed by a pass are not listed. ``batch``: the requests that are
-    in a ``DecodeBatch``, None for none; the others are ``apart``. ``released``: requests
+    in a ``ClockedBatch``, None for none; the others are ``apart``. ``released``: requests
     removed since the last pass. ``admitted``: for the first time, since the last report.
     ``decodes_first``: true on a convertible decoder, where decoding
     requests have their places before prompts, whatever the policy (TokenScale). ``is_unified``: a
@@ -81,7 +81,7 @@ class WorkerUnit:
         self.prefix_counts = PrefixCounts()
         self.sequences: dict[StreamKey, Sequence] = {}
         self.apart: dict[StreamKey, Sequence] = {}
-        self.batch: UnitBatch | None = None
+        self.batch: UnitSums | None = None
         self.changed: dict[StreamKey, None] = {}
         self.released: list[StreamKey] = []
         self.admitted: list[Admission] = []
