@@ -69,8 +69,10 @@ $(SERVES): pyproject.toml constraints.txt
 
 # grpcio-tools is older than the runtime on purpose (docs/decisions.md) and would pull an
 # older protobuf with it, hence --no-deps.
+# xds-protos brings an old copy of OpenTelemetry's messages, which would stand in the place of the package's.
 $(TESTS): $(SERVES)
 	$(PIP) -e '.[dev]'
+	$(PIP) --force-reinstall --no-deps opentelemetry-proto
 	$(PIP) --no-deps grpcio-tools
 	@touch $(TESTS)
 
