@@ -21,6 +21,7 @@ WHERE = "import headway.core.worker.core as core; print(core.__file__)"
 def build_wheel(source: Path, into: Path) -> Path:
     """A compiled wheel of what is checked out, unpacked."""
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]
+    source.mkdir()
     for name in ("pyproject.toml", "README.md", *wheel["targets"]["wheel"]["only-include"]):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
