@@ -1,1 +1,1 @@
-"""What measures a live system, and how long its decisions take."""
+"""Measurements of a live system, and of how long its decisions take."""

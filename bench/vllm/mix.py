@@ -25,7 +25,7 @@ class MixArrival(NamedTuple):
 
     @property
     def priority(self) -> int:
-        """What a client of vLLM's ``priority`` order sends: 0 for a chat, 1 for reasoning."""
+        """The number that vLLM's ``priority`` order goes by: 0 for a chat, 1 for reasoning."""
         return int(self.reasoning > 0)
 
     @property

@@ -56,7 +56,7 @@ class BlockCost(NamedTuple):
     taken: int
     """Blocks that its first chunk takes of them."""
     touched: frozenset[int]
-    """Those among them that are cached and that nobody holds."""
+    """Cached blocks among them that nobody holds."""
     filled: frozenset[Any]
     """Hashes of the blocks that its first chunk fills: then they are cached for others."""
     is_coming: bool

@@ -29,7 +29,7 @@ class Name(NamedTuple):
     """Module and class."""
     name: str
     why: str
-    """What the plug-in does with it."""
+    """The plug-in's use of it."""
     parameters: tuple[str, ...] = ()
     """Parameters that it is called with, or that it passes on."""
 

@@ -68,7 +68,7 @@ class PolicyOrder:
         self._served: list[Entry[candidates.Sequence]] = []
         self._refusals = _Refusals()
         self._lengths = BucketMean()
-        """What requests of like prompts have drawn here: a policy that reads lengths begins so."""
+        """Tokens that requests of like prompts have drawn here, for a policy that reads lengths."""
         self._number = 0
         self.num_voluntary = self.num_forced = self.num_paused = 0
         self._costs = CostMeter(_ENGINE, settings.costs, MemoryRates(), can_swap=False)

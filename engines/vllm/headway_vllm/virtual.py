@@ -54,7 +54,7 @@ class LoadArrival(Protocol):
 
     @property
     def priority(self) -> int:
-        """What vLLM's ``priority`` order goes by, the least first."""
+        """The number that vLLM's ``priority`` order goes by, the least first."""
 
 
 class Card(NamedTuple):
@@ -78,7 +78,7 @@ class ServedVirtually(NamedTuple):
 
 
 class VirtualRun(NamedTuple):
-    """What became of a load."""
+    """The outcome of a load."""
 
     served: Sequence[ServedVirtually]
     """In the order of the arrivals."""

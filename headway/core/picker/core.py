@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from math import inf
 
 from headway.blocks import BlockHash
@@ -100,7 +99,8 @@ class PickerCore:
         self._scheduler = SchedulerCore(scheduler)
         self._known: dict[str, _Known] = {}
         self._open: dict[StreamKey, _Open] = {}
-        self._deadlines: list[tuple[float, StreamKey]] = []
+        self._due: dict[StreamKey, float] = {}
+        """When requests that wait have been held for long enough, the first one first."""
         self._todo: deque[SchedulerAction] = deque()
         self._actions: list[PickerAction] = []
         self._has_begun = False
@@ -112,7 +112,7 @@ class PickerCore:
         """Instant of the scheduler's next turn, of a prompt's end, or of a request's limit."""
         at = self._scheduler.next_wakeup
         at = inf if at is None else at
-        at = min(at, self._deadlines[0][0] if self._deadlines else inf)
+        at = min(at, next(iter(self._due.values()), inf))
         for known in self._known.values():
             at = min(at, known.endpoint.next_wakeup, known.health.next_wakeup)
         return at if at < inf else None
@@ -169,7 +169,7 @@ class PickerCore:
         if all(not self._known[a].joined for a in self._candidates(among, request.model)):
             self._guess(entry, now)  # they are silent: nothing is gained by waiting
             return
-        heappush(self._deadlines, (now + self._settings.longest_hold, request.key))
+        self._due[request.key] = now + self._settings.longest_hold
         self._scheduler.restrict(request.key, among)
         self._tell(request, now)
 
@@ -180,26 +180,30 @@ class PickerCore:
         else:
             self._refuse_none_ready(key)
 
+    def _close(self, key: StreamKey) -> _Open | None:
+        self._due.pop(key, None)
+        return self._open.pop(key, None)
+
     def _refuse_none_ready(self, key: StreamKey) -> None:
-        self._open.pop(key, None)
+        self._close(key)
         message = "no endpoint that may serve this request is ready: try again"
         self._actions.append(Refuse(key, WhyRefused.NONE_READY, message, 1.0))
 
     def _answer(self, entry: _Open, address: str, rule: str) -> None:
         """Name an endpoint, and behind it those that owe least."""
         entry.at = address
+        self._due.pop(entry.request.key, None)
         others = self._order(self._candidates(entry.among, entry.request.model) - {address})
         endpoints = (address, *others[: self._settings.num_fallbacks])
         self._actions.append(Pick(entry.request.key, endpoints, rule))
 
     def _answer_overdue(self, now: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            entry = self._open.get(heappop(self._deadlines)[1])
-            if entry is not None and not entry.at:
-                self._guess(entry, now)
-        if not self._any_ready():
-            for entry in [entry for entry in self._open.values() if not entry.at]:
-                self._guess(entry, now)
+        is_any_ready = any(known.joined for known in self._known.values())
+        for key, due_at in list(self._due.items()):
+            if due_at > now and is_any_ready:
+                break
+            if key in self._due:  # a guess may have let the scheduler answer others
+                self._guess(self._open[key], now)
 
     def _guess(self, entry: _Open, now: float) -> None:
         """Answer at once: the endpoint that owes least, or 503 without any."""
@@ -213,9 +217,6 @@ class PickerCore:
             self._answer(entry, order[0], BEST_GUESS)
         self._tell(CancelStream(key), now)
 
-    def _any_ready(self) -> bool:
-        return any(known.joined for known in self._known.values())
-
     def _candidates(self, among: frozenset[str] | None, model: str | None = None) -> set[str]:
         """Return the endpoints that may be named: those that are up, or else the silent ones."""
         levels: dict[Level, set[str]] = {Level.UP: set(), Level.SILENT: set(), Level.DOWN: set()}
@@ -227,9 +228,9 @@ class PickerCore:
 
     def _order(self, addresses: set[str]) -> tuple[str, ...]:
         """Return endpoints in the order in which a guess takes them."""
-        found = [self._known[address].endpoint for address in addresses]
-        found.sort(key=lambda e: (e.owed_tokens, e.num_requests, e.info.address))
-        return tuple(endpoint.info.address for endpoint in found)
+        endpoints = [self._known[address].endpoint for address in addresses]
+        endpoints.sort(key=lambda e: (e.owed_tokens, e.num_requests, e.info.address))
+        return tuple(endpoint.info.address for endpoint in endpoints)
 
     # --- responses --------------------------------------------------------------------
 
@@ -253,7 +254,7 @@ class PickerCore:
             other.health.responded(now=now)
 
     def _on_ended(self, key: StreamKey, now: float) -> None:
-        entry = self._open.pop(key, None)
+        entry = self._close(key)
         if entry is None:
             return
         known = self._known.get(entry.at)
@@ -403,7 +404,7 @@ class PickerCore:
         if entry is None or entry.at:
             return
         if rejected.code is Code.RESOURCE_EXHAUSTED:
-            del self._open[rejected.key]
+            self._close(rejected.key)
             self._actions.append(
                 Refuse(rejected.key, WhyRefused.SHED, rejected.message, rejected.retry_after)
             )
@@ -424,7 +425,7 @@ class PickerCore:
     @property
     def num_waiting(self) -> int:
         """Requests that have no answer yet."""
-        return sum(not entry.at for entry in self._open.values())
+        return len(self._due)
 
     def endpoints(self) -> list[EndpointStatus]:
         """Return the figures of all endpoints."""

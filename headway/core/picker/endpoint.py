@@ -69,7 +69,7 @@ class EndpointLedger:
 
     @property
     def worker(self) -> WorkerInfo:
-        """It as the scheduler sees a worker: one unit that prefills and decodes."""
+        """The endpoint as the scheduler sees a worker: one unit that prefills and decodes."""
         info = self.info
         return WorkerInfo(
             worker_id=info.address,

@@ -44,6 +44,8 @@ _LONGEST_REST = 1.0
 """Seconds between them at last."""
 _CREDIT = 4.0
 """Chunks of all instances that a tenant within its share may send at once."""
+SAVING_PERIOD = 16
+"""Of so many T that a request waits for room, blocks are saved for it in all but the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,12 +413,18 @@ class PrefillPool:
 
         It is the one that has waited longest: for T of the workers' order at least, and finds no
         room. Smaller ones would take whatever is free before there is enough for it. Readers'
-        first tokens pass it all the same. One instance of the pool saves.
+        first tokens pass it all the same, and may leave too little for ever: so in one T
+        of ``SAVING_PERIOD`` nothing is saved, and the others go on. One instance of the pool saves.
         """
-        by = now - self._state.costs.unread_wait(self.model)
-        joined = [e for e in waiting if e.arrival_at <= by and not (e.opens_answer or e.yields)]
-        head = min(joined, key=lambda entry: (entry.arrival_at, entry.key), default=None)
-        if head is None or any(room.fits(head.num_tokens) for room in rooms):
+        wait = self._state.costs.unread_wait(self.model)
+        if not 0 < wait < inf:
+            return False
+        held = self._dispatching.held
+        unread = [e for e in waiting if not (e.opens_answer or e.yields or e.key in held)]
+        head = min(unread, key=lambda entry: (entry.arrival_at, entry.key), default=None)
+        if head is None or int((now - head.arrival_at) / wait) % SAVING_PERIOD == 0:
+            return False
+        if any(room.fits(head.num_tokens) for room in rooms):
             return False
         if self._saving[0] != head.key or self._saving[1] not in self._active:
             self._saving = head.key, worker_id
