@@ -76,7 +76,7 @@ class PassesBench:
         if not card.runs_kernels(self._device):
             self._report.add("kernel_checks", None)
             return
-        from bench.card import kernels  # needs Triton
+        from bench.card import kernels, whole  # they need Triton
 
         checks: list[dict[str, object]] = []
         dtypes: tuple[str, ...] = tuple(MAX_ERRORS)
@@ -89,6 +89,15 @@ class PassesBench:
         wrong = [c for c in checks if not float(str(c["error"])) < MAX_ERRORS[str(c["dtype"])]]
         if wrong:
             raise ArithmeticError(f"the kernels are wrong, mend them first: {wrong}")
+        passes: list[dict[str, object]] = []
+        small = self._setting.is_small
+        for size in CHECKED_BLOCKS:
+            passes += whole.check(
+                self._shape, self._device, dtypes, is_small=small, block_size=size
+            )
+            self._report.add("pass_checks", passes)
+        if any(map(whole.is_wrong, passes)):
+            raise ArithmeticError(f"passes are wrong, mend them first: {passes}")
 
     def _sweep(self) -> None:
         if self._device.type != "cuda":
