@@ -96,6 +96,22 @@ def device_seconds(run: Callable[[], object], device: torch.device, repeats: int
     return float(begin.elapsed_time(end)) / 1e3 / repeats
 
 
+def recorded_seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Return the device's own time for one ``run`` that no launch delays: from a recorded graph.
+
+    ``run`` must not wait for the device.
+    """
+    if device.type != "cuda":
+        return seconds(run, device, repeats)
+    run()
+    wait(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            run()
+    return device_seconds(graph.replay, device, 3) / repeats
+
+
 def measure(device: torch.device, dtype: torch.dtype, small: bool) -> CardRates:
     """Copy and read a buffer far larger than any cache; multiply large random matrices."""
     copying, reading = _memory_rates(device, 2**22 if small else 2**33)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from services.worker.engine.options import Kernels
 
 SPARE_BYTES = 8 * 2**30
 NUM_PROFILED = 16
+_WHOLE = "whole pass"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
 
 
@@ -93,6 +95,23 @@ class Engine:
         found.sort(key=lambda each: (-float(str(each["seconds"])), str(each["name"])))
         return found[:NUM_PROFILED]
 
+    def timeline(self, case: Case, repeats: int) -> dict[str, float]:
+        """Return where a pass's time goes: kernels, between, before and after them; medians.
+
+        Seconds, and the number of kernels; a GPU's alone.
+        """
+        one_pass = self.pass_of(case)
+        one_pass()
+        found = []
+        for _ in range(repeats):
+            wait(self._device)
+            with torch.profiler.profile() as profiled:
+                with torch.profiler.record_function(_WHOLE):
+                    one_pass()
+                wait(self._device)
+            found.append(_timeline(profiled.events()))
+        return {key: median(each[key] for each in found) for key in found[0]}
+
     def pass_of(self, case: Case) -> Callable[[], object]:
         """Return a run of the case's pass."""
         forward_pass = ForwardPass(0, self._items(case))
@@ -126,6 +145,24 @@ def busy_times(profiled: Any, device: torch.device) -> Iterator[tuple[str, int, 
             yield each.key, each.count, each.self_cpu_time_total / 1e6
         elif "CUDA" in str(each.device_type):
             yield each.key, each.count, each.self_device_time_total / 1e6
+
+
+def _timeline(events: Any) -> dict[str, float]:
+    """Split one profiled pass by its kernels' first and last moments."""
+    kernels = [e.time_range for e in events if "CUDA" in str(e.device_type) and e.name != _WHOLE]
+    whole = next(
+        e.time_range for e in events if e.name == _WHOLE and "CUDA" not in str(e.device_type)
+    )
+    first, last = min(k.start for k in kernels), max(k.end for k in kernels)
+    busy = sum(k.end - k.start for k in kernels)
+    spans = {
+        "whole": whole.end - whole.start,
+        "before": first - whole.start,
+        "kernels": busy,
+        "between": last - first - busy,
+        "after": whole.end - last,
+    }
+    return {"num_kernels": len(kernels), **{name: us / 1e6 for name, us in spans.items()}}
 
 
 def _room(shape: Shape, device: torch.device, block_size: int) -> int | None:

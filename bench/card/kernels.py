@@ -11,13 +11,20 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from bench.card.cases import Case, Shape
-from bench.card.device import device_seconds, num_processors
+from bench.card.device import device_seconds, num_processors, recorded_seconds
 from services.worker.engine.gpu.attend import Tile, padded_size
 from services.worker.engine.gpu.decode import decode_attention, decode_tile
 from services.worker.engine.gpu.plan import plan_decode
 from services.worker.engine.gpu.prefill import prefill_attention, prefill_tile
 
 BLOCK_SIZE = 64
+SWEPT_BLOCKS = {"decode": (64,), "prefill": (64, 128)}
+DECODE_TILES = ((32, 4, 3), (32, 2, 4), (64, 4, 2), (64, 4, 4), (64, 2, 3), (64, 8, 3), (128, 4, 2))
+PREFILL_TILES = (
+    *((128, 64, 8, 2), (128, 64, 8, 4), (128, 64, 4, 3), (64, 64, 4, 3)),
+    *((128, 128, 8, 2), (128, 128, 8, 3), (256, 64, 8, 3)),
+)
+"""Rows (a prompt's alone), context tokens a step, warps, pipeline stages."""
 CHECKED: tuple[Case, ...] = (
     Case(5, 700),
     Case(2, 4100),
@@ -143,10 +150,14 @@ def sweep(
     shape: Shape, case: Case, device: torch.device, dtype: torch.dtype
 ) -> Iterator[dict[str, object]]:
     """Time a case's attention in one layer, with its own tile and with others."""
-    layer, processors = Layer.of(shape, case, device, dtype), num_processors(device)
-    for tile in _tiles(shape, case, dtype.itemsize):
-        found = _try(partial(layer.attend, processors, tile), device)
-        yield {"tile": asdict(tile), **rates(shape, case, dtype.itemsize, found)}
+    processors = num_processors(device)
+    for block_size in SWEPT_BLOCKS[case.kind]:
+        layer = Layer.of(shape, case, device, dtype, block_size)
+        for tile in _tiles(shape, case, dtype.itemsize):
+            time = recorded_seconds if case.num_decodes else device_seconds
+            found = _try(partial(time, partial(layer.attend, processors, tile), device, 20))
+            said = {"tile": asdict(tile), "block_size": block_size}
+            yield {**said, **rates(shape, case, dtype.itemsize, found)}
 
 
 def rates(shape: Shape, case: Case, itemsize: int, seconds: float | None) -> dict[str, object]:
@@ -164,10 +175,10 @@ def rates(shape: Shape, case: Case, itemsize: int, seconds: float | None) -> dic
     }
 
 
-def _try(run: Callable[[], object], device: torch.device) -> float | None:
+def _try(time: Callable[[], float]) -> float | None:
     """Return the seconds of a tile; None if the card has no room for it."""
     try:
-        return device_seconds(run, device, 20)
+        return time()
     except Exception as error:
         if type(error).__name__ not in ("OutOfResources", "CompilationError"):
             raise
@@ -179,8 +190,5 @@ def _tiles(shape: Shape, case: Case, itemsize: int) -> tuple[Tile, ...]:
     padded, grouped = padded_size(shape.head_dim), shape.num_heads // shape.num_kv_heads
     if case.num_decodes:
         own = decode_tile(grouped, padded, itemsize)
-        others = [(32, 4, 3), (64, 4, 5), (128, 4, 3), (128, 8, 3), (64, 2, 3)]
-    else:
-        own = prefill_tile(padded, itemsize)
-        others = [(128, 8, 2), (128, 8, 3), (64, 8, 4), (64, 4, 3)]
-    return (own, *(Tile(own.rows, *each) for each in others))
+        return (own, *(Tile(own.rows, *each) for each in DECODE_TILES))
+    return (prefill_tile(padded, itemsize), *(Tile(*each) for each in PREFILL_TILES))

@@ -20,6 +20,7 @@ from bench.card.step import CardSetting
 BATCHES = (1, 16, 64)
 CONTEXT = 1024
 NUM_PROFILED = 10
+NUM_TIMELINES = 5
 NUM_ROUNDS = 5
 
 KERNELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -96,7 +97,13 @@ class SharesBench:
             "device_share": min(1.0, busy / taken),
             "launch_seconds": _host_seconds(profiled, LAUNCHES),
             "wait_seconds": _host_seconds(profiled, WAITS),
+            "timeline": self._timeline(case),
         }
+
+    def _timeline(self, case: Case) -> dict[str, float] | None:
+        if self._device.type != "cuda":
+            return None
+        return self._engine.timeline(case, NUM_TIMELINES)
 
     def ahead(self) -> None:
         """Generate with the worker's core and thread, in turn with and without planning ahead."""
