@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from math import exp
@@ -26,6 +27,7 @@ from headway.errors import HeadwayError
 from headway.sim.solo import SoloTime
 from tests.fakes.pass_times import TRUE
 
+ROOT = Path(__file__).resolve().parents[1]
 TEXT = profile_text(load_profile("llama-8b-a100"))
 
 
@@ -95,6 +97,7 @@ def test_the_papers_set_ups_are_ready_made() -> None:
         "llama-70b-tp4-h100",
         "llama-8b-a100",
         "llama-8b-h100",
+        "llama-8b-h100-measured",
         "qwen-32b-h100-96",
         "qwen-72b-tp4-a100",
         "qwen-7b-4090d",
@@ -151,10 +154,11 @@ GEOMETRY = {
 }
 """Layers, width of the heads together, parameters that a token meets."""
 DECODES_ONLY = {"deepseek-v3-h800-decode-dp32"}
+MEASURED = "llama-8b-h100-measured"
 
 
 def test_every_profile_that_prefills_pays_for_attention() -> None:
-    assert set(profile_names()) == set(GEOMETRY) | DECODES_ONLY
+    assert set(profile_names()) == set(GEOMETRY) | DECODES_ONLY | {MEASURED}
     for name, (layers, width, num_params) in GEOMETRY.items():
         pass_time = load_profile(name).pass_time
         flop_per_s = 2 * num_params / pass_time.per_prefill_token
@@ -171,6 +175,23 @@ def test_a_long_prompt_takes_what_arithmetic_says(name: str) -> None:
     num_passes = -(-n // profile.chunk_tokens)
     wanted = num_passes * profile.pass_time.base + num_flop / flop_per_s
     assert SoloTime(profile, profile).of(n, 1) == pytest.approx(wanted, rel=0.06)
+
+
+def test_the_measured_profile_is_the_fit_of_what_was_measured() -> None:
+    report = json.loads((ROOT / "bench/results/h100.json").read_text("utf-8"))
+    rows = [row for row in report["passes"]["rows"] if row["seconds"] is not None]
+    passes = [MeasuredPass([_share(row)], row["seconds"]) for row in rows]
+    found, written = fit_pass_time(passes), load_profile(MEASURED)
+    for term in found.terms:
+        fitted = getattr(found.pass_time, term)
+        assert getattr(written.pass_time, term) == pytest.approx(fitted, rel=1e-3)
+    assert found.median_error == pytest.approx(0.028, abs=1e-3)
+    assert written.kv_capacity_tokens % written.block_size == 0
+
+
+def _share(row: dict[str, int]) -> Share:
+    rows, batch = row["prompt_rows"], row["num_decodes"]
+    return Share(rows, rows * row["prompt_start"], batch, batch * row["context_tokens"])
 
 
 @pytest.mark.parametrize("name", profile_names())

@@ -31,7 +31,7 @@ ALLOWANCE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ChunkOf:
     """Tokens ``start`` to ``stop`` of a sequence, in one pass with others."""
 
     sequence: int
@@ -85,16 +85,16 @@ def _places(length: int) -> set[int]:
     return {part.stop - 1 for each in _passes([length]) for part in each}
 
 
-def _passes(lengths: Sequence[int]) -> list[list[Part]]:
+def _passes(lengths: Sequence[int]) -> list[list[ChunkOf]]:
     """Return chunks of all sequences; the rest, the first sequence decoding; then decodes."""
     ends = [length - NUM_DECODED for length in lengths]
     halves = [end // 2 for end in ends]
-    first = [Part(n, 0, half) for n, half in enumerate(halves)]
-    first[0] = Part(0, 0, ends[0] - 1)
-    second = [Part(n, half, ends[n]) for n, half in enumerate(halves)]
-    second[0] = Part(0, ends[0] - 1, ends[0])
+    first = [ChunkOf(n, 0, half) for n, half in enumerate(halves)]
+    first[0] = ChunkOf(0, 0, ends[0] - 1)
+    second = [ChunkOf(n, half, ends[n]) for n, half in enumerate(halves)]
+    second[0] = ChunkOf(0, ends[0] - 1, ends[0])
     decodes = [
-        [Part(n, end + step, end + step + 1) for n, end in enumerate(ends)]
+        [ChunkOf(n, end + step, end + step + 1) for n, end in enumerate(ends)]
         for step in range(NUM_DECODED)
     ]
     return [first, second, *decodes]
@@ -133,7 +133,7 @@ class PassesRun:
             for part, row in zip(parts, layout.last_rows.tolist(), strict=True):
                 yield part.sequence, part.stop - 1, found[row].clone()
 
-    def _item(self, part: Part) -> PassItem:
+    def _item(self, part: ChunkOf) -> PassItem:
         ids = tuple(self._sequences[part.sequence][part.start : part.stop])
         key, table = StreamKey("check", part.sequence), self._tables[part.sequence]
         return PassItem(key, ids, part.start, table, True, GREEDY, ids, ())
