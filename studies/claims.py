@@ -12,7 +12,7 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
-from results.interval import half_interval
+from results.interval import LEAST_RUNS, half_interval
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -75,6 +75,11 @@ class Bar:
     def told(self, value: float) -> str:
         """Return a change for people."""
         return f"{value:+.3g}" if self.by_points else f"{value:+.1%}"
+
+
+def unanimous(verdicts: Sequence[bool]) -> bool | None:
+    """Return every seed's verdict; None where they differ, or are too few to say."""
+    return verdicts[0] if len(verdicts) >= LEAST_RUNS and len({*verdicts}) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)

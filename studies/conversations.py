@@ -17,7 +17,7 @@ from headway.metrics import Spread
 from headway.presets import NO_PARAMS, Params, Preset, find_preset
 from headway.sim.experiment import Run, simulate
 from headway.sim.summary import task_figures
-from studies.claims import Bar, Claim, PerSeed
+from studies.claims import Bar, Claim, PerSeed, unanimous
 from studies.compared import judged
 from studies.conversation_loads import AIPERF, LOADS, ConversationLoad
 from studies.runs import Job, Results, Row, spec_of
@@ -151,6 +151,7 @@ def _cells(rows: Sequence[Row]) -> Iterator[str]:
 
 _AS_GOOD = Bar(0.03)
 _NO_LATER = Bar(0.0)
+_HALF = 0.5
 _AIPERF_P99 = 0.43
 
 
@@ -197,15 +198,17 @@ def _at_aiperfs_rate(found: Results, names: Sequence[str]) -> Iterator[Claim]:
 
 
 def _wins(found: Results, names: Sequence[str]) -> Iterator[Claim]:
-    """Count the loads whose mean TTFT is less than every rival's; at least half are asked."""
+    """Count the loads whose mean TTFT is less than every rival's; at least half are asked.
+
+    A count has no noise of its own: the verdict is every seed's, and open where they differ.
+    """
     ratio = partial(_ratio, found)
     shares = [sum(ratio(name, seed) < 1 for name in names) / len(names) for seed in _seeds(found)]
-    half = PerSeed((0.5,) * len(shares))
-    bar = Bar(0.0, at_least=True, by_points=True)
-    title = "loads with a mean TTFT under every rival's"
-    yield judged(
-        PAPER, title, f"{len(names)} loads; share", "-", bar, half, PerSeed((*shares,)), "half"
-    )
+    title, where = "loads with a mean TTFT under every rival's", f"{len(names)} loads; share"
+    before, after = PerSeed((_HALF,) * len(shares)), PerSeed((*shares,))
+    holds = unanimous([share >= _HALF for share in shares])
+    asked = f"at least {_HALF:.0%} in every seed"
+    yield Claim(PAPER, title, where, "-", before, after, holds, against="half", asked=asked)
 
 
 def _ratio(found: Results, name: str, seed: int) -> float:

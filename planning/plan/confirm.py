@@ -13,6 +13,7 @@ from headway.sim.network import NetworkParams
 from headway.sim.spec import Autoscaling
 from planning.plan.candidate import Goal, Sizing
 from planning.plan.load import Load, in_order, num_requests
+from results.interval import LEAST_RUNS, student
 
 NUM_PARTS = 10
 """Parts of a run, by arrival: requests that come together fare alike, parts hardly do."""
@@ -76,12 +77,10 @@ def confirm(
 
 
 def _spread(parts: Sequence[float]) -> float:
-    """Return half the 95 % interval of the mean of parts (Student's t); 1 for a single part."""
-    freedom = len(parts) - 1
-    if not freedom:
+    """Return half the 95 % interval of the mean of parts (Student's t); at most 1."""
+    if len(parts) < LEAST_RUNS:
         return 1.0
-    more = (_Z**3 + _Z) / (4 * freedom), (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / (96 * freedom**2)
-    return (_Z + sum(more)) * statistics.stdev(parts) / math.sqrt(len(parts))
+    return min(1.0, student(len(parts)) * statistics.stdev(parts) / math.sqrt(len(parts)))
 
 
 def _least_error(share: float, number: int) -> float:

@@ -11,7 +11,7 @@ import pytest
 from headway.sim.records import Record
 from studies import bursts, curves, pascal, sbs, sbs_decode, star, tokenscale
 from studies.bursts import DATA_VARIABLE, MAIN
-from studies.claims import Bar, Claim, PerSeed, change, run_all
+from studies.claims import Bar, Claim, PerSeed, change, run_all, unanimous
 from studies.compared import Compared
 from studies.curves import Point
 from studies.runs import Job, Results
@@ -120,6 +120,13 @@ def test_no_change_in_any_seed_passes_a_bar_that_lies_beyond_it() -> None:
     assert Bar(-0.3).judge(same) is False
     for at_least in (True, False):
         assert Bar(0.0, at_least=at_least).judge(same) is None
+
+
+def test_a_count_is_judged_seed_by_seed() -> None:
+    assert unanimous([True] * 3) is True
+    assert unanimous([False] * 3) is False
+    assert unanimous([True, False, True]) is None
+    assert unanimous([True] * 2) is None
 
 
 @pytest.mark.parametrize("num_seeds", [3, 5])
