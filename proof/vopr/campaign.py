@@ -14,8 +14,6 @@ from proof.vopr.scenario import FaultKind, SeedScenario
 
 STANDARD = range(200)
 """The seeds that every test run lives through."""
-NOT_MENDED = {108: "one fencing owner"}
-"""Standard seeds that still break a promise, with its rule (``docs/vopr.md``)."""
 
 STATES = (
     "a client leaves",

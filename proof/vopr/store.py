@@ -10,6 +10,7 @@ import asyncio
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from hashlib import sha1
 from random import Random
 from typing import Any, cast
 
@@ -356,7 +357,9 @@ class _Lua:
             whole = f"function(redis, KEYS, ARGV) {text} end"
             self._scripts[text] = self._lua.eval(whole.encode())
         table = self._lua.table_from
-        calls = table({b"call": self._answer, b"pcall": self._answer_or_error})
+        calls = table(
+            {b"call": self._answer, b"pcall": self._answer_or_error, b"sha1hex": _sha1hex}
+        )
         return self._scripts[text](calls, table(keys), table(arguments))
 
     def _answer_or_error(self, *command: Any) -> Any:
@@ -376,6 +379,10 @@ class _Lua:
         if isinstance(found, Mapping):
             return self._lua.table_from({_bytes(k): v for k, v in found.items()})
         return found
+
+
+def _sha1hex(text: bytes) -> bytes:
+    return sha1(text, usedforsecurity=False).hexdigest().encode()
 
 
 def _settle(answer: asyncio.Future[Any], found: Any) -> None:

@@ -38,10 +38,10 @@ from services.runtime.config import without_password
 from services.runtime.logs import get_logger
 
 MEMBER_TTL = 3.0
-MAX_FENCING_TOKEN = 2**32 - 1
-"""Dispatch ids hold the token in their upper 32 bits."""
+MAX_FENCING_TOKEN = 2**53 - 1
+"""The greatest whole number that the scripts' arithmetic holds exactly."""
 _LEASE = re.compile(
-    r"(?P<token>[0-9]{1,10})\|(?P<candidate>[!-{}~]{1,256})\|(?P<address>[!-~]{1,256})"
+    r"(?P<token>[0-9]{1,16})\|(?P<candidate>[!-{}~]{1,256})\|(?P<address>[!-~]{1,256})"
 )
 _LONGEST_TEXT = 4096  # bytes
 _MOST_REMEMBERED = 1024  # unreadable values that were logged
@@ -172,7 +172,8 @@ class Store:
 
         Calling it again renews the lease under the same token. Every change of leader raises the
         token above the last one, and above the newest that the candidate has ``seen``: a store that
-        loses its data may have forgotten the last one. It stays below 2^32. An unreadable lease or
+        loses its data may have forgotten the last one. Two candidates get different tokens even
+        from a store that goes back to an old snapshot. It stays below 2^53. An unreadable lease or
         token counts as none.
         """
         if "|" in candidate_id or _LEASE.fullmatch(f"1|{candidate_id}|{address}") is None:

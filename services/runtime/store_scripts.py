@@ -5,19 +5,21 @@ from __future__ import annotations
 ACQUIRE = """
 -- KEYS: leader, fencing. ARGV: candidate id, address, ttl in ms, the newest token it has seen.
 -- Returns the fencing token, or nil while another candidate leads.
--- A renewal keeps the token; every change of leader raises it. It is never below the clock's
--- seconds, and above what the candidate has seen: it goes on rising even where the store has lost
--- what it held, within a second of an election, too.
+-- A renewal keeps the token; every change of leader raises it. It is above the clock's microseconds
+-- and above what the candidate has seen: it goes on rising even where the store has lost what it
+-- held. Its last 16 bits also depend on the candidate's name, which is drawn anew for each term: no
+-- two candidates get the same token where the store and its clock go back and nobody remembers.
 -- A lease or token that cannot be read counts as none, and so does one more than a day ahead of the
 -- clock: no worker would obey it.
-local now = tonumber(redis.call('TIME')[1])
+local clock = redis.call('TIME')
+local now = 1000000 * tonumber(clock[1]) + tonumber(clock[2])
 local function text(key)
   local found = redis.pcall('GET', key)
   return type(found) == 'string' and found or ''
 end
 local function token_of(digits)
-  local found = digits and #digits <= 10 and tonumber(digits) or 0
-  return found < now + 86000 and found or 0
+  local found = digits and #digits <= 16 and tonumber(digits) or 0
+  return found < now + 86000 * 1000000 and found or 0
 end
 local of, candidate = string.match(text(KEYS[1]), '^(%d+)|([^|]+)|.')
 local token = token_of(of)
@@ -25,9 +27,8 @@ if token > 0 then
   if candidate ~= ARGV[1] then return nil end
 else
   local last = token_of(string.match(text(KEYS[2]), '^%d+$'))
-  local seen = tonumber(ARGV[4])
-  if last < seen then seen = seen + 16 end  -- a loss: some may have led since the candidate looked
-  token = math.max(last + 1, seen + 1, now)
+  local drawn = tonumber(string.sub(redis.sha1hex(ARGV[1]), 1, 4), 16)
+  token = math.max(last, tonumber(ARGV[4]), now) + 1 + drawn
 end
 redis.call('SET', KEYS[2], string.format('%.0f', token))
 local lease = string.format('%.0f', token) .. '|' .. ARGV[1] .. '|' .. ARGV[2]

@@ -68,9 +68,9 @@ class SchedulerState:
         self._num_dispatches = 0
 
     def next_dispatch_id(self) -> int:
-        """Return an id unique over all leaders: the fencing token above a counter of 32 bits."""
+        """Return an id unique over all leaders: the token's last 32 bits above a counter of 32."""
         self._num_dispatches += 1
-        return self.fencing_token << 32 | self._num_dispatches
+        return (self.fencing_token & 0xFFFFFFFF) << 32 | self._num_dispatches
 
     # --- requests ---------------------------------------------------------------------
 

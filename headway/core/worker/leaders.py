@@ -5,11 +5,12 @@ from __future__ import annotations
 from headway.errors import Code, HeadwayError
 from headway.messages import ControlHello
 
+PER_SECOND = 1_000_000
+"""The store's tokens are its clock's microseconds, and up to 0.07 s more."""
 MOST_AHEAD = 86_400.0
-"""The store's tokens are its clock's seconds, plus one for each election within a second.
+"""Seconds. Hosts' clocks may differ by minutes.
 
-Hosts' clocks may differ by minutes. A token further ahead is no store's: it would shut out every
-leader to come.
+A token further ahead is no store's: it would shut out every leader to come.
 """
 
 SUPERSEDED = "a newer leader has come"
@@ -31,11 +32,11 @@ def require_newest(fencing_token: int, newest: int, *, now: float) -> None:
             f"fencing token is {fencing_token}; {SUPERSEDED}, with {newest}: this scheduler no "
             "longer leads",
         )
-    if fencing_token > now + MOST_AHEAD:
+    if fencing_token > (now + MOST_AHEAD) * PER_SECOND:
         raise HeadwayError(
             Code.FAILED_PRECONDITION,
-            f"fencing token is {fencing_token}; the store gives out its clock's seconds, and the "
-            f"clock here says {now:.0f}: compare the clocks of worker and store",
+            f"fencing token is {fencing_token}; the store gives out its clock's microseconds, and "
+            f"the clock here says {now * PER_SECOND:.0f}: compare the clocks of worker and store",
         )
 
 

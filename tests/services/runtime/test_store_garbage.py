@@ -103,7 +103,7 @@ def test_records_of_any_bytes_are_read_or_skipped(packed: dict[bytes, bytes]) ->
         records.pack_learned(learned)
 
 
-@pytest.mark.parametrize("lease", ["x", "1|", "7||a:1", f"{2**32}|a|b:1", "7|a|\udcff", "7|a|b\n"])
+@pytest.mark.parametrize("lease", ["x", "1|", "7||a:1", f"{2**53}|a|b:1", "7|a|\udcff", "7|a|b\n"])
 async def test_an_unreadable_lease_is_no_lease(
     store: Store, raw: redis.Redis, cluster: str, lease: str
 ) -> None:

@@ -175,7 +175,7 @@ async def test_a_follower_that_wins_after_a_loss_of_data_has_a_newer_token(
         await until(lambda: one._seen > 0 and two._seen > 0)
         tokens = [min(one._seen, two._seen)]
         async with redis.from_url(own_store) as client:
-            for _ in range(3):  # in one second, perhaps: the clock alone would repeat a token
+            for _ in range(3):
                 await client.flushall()
                 await until(lambda: min(one._seen, two._seen) > tokens[-1])  # both know it
                 tokens.append(min(one._seen, two._seen))

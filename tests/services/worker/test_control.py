@@ -93,8 +93,8 @@ async def test_a_leader_that_means_the_worker_before_disturbs_nothing() -> None:
 
 @pytest.mark.parametrize(
     "token",
-    [2**64 - 1, 2**32, int(time.time()) + 2 * 86_400],
-    ids=["the largest", "32 bits", "two days ahead"],
+    [2**64 - 1, 2**53, int(1e6 * time.time()) + 2 * 86_400_000_000],
+    ids=["the largest", "53 bits", "two days ahead"],
 )
 async def test_a_token_that_no_store_gives_out_does_not_shut_out_the_next_leader(
     token: int,
@@ -104,7 +104,7 @@ async def test_a_token_that_no_store_gives_out_does_not_shut_out_the_next_leader
     with pytest.raises(HeadwayError, match="compare the clocks"):
         await anext(Leader(session, token).reports)
     assert obeyed == []
-    ahead = Leader(session, int(time.time()) + 600)  # clocks differ by minutes
+    ahead = Leader(session, int(1e6 * time.time()) + 600_000_000)  # clocks differ by minutes
     reading = asyncio.ensure_future(anext(ahead.reports))
     await until(obeyed, 1)
     reading.cancel()
