@@ -18,6 +18,7 @@ from services.worker.engine.backend import TorchBackend
 from services.worker.engine.kv.pool import DTYPES, KvPool
 from services.worker.engine.model.loader import LoadedModel, take_model
 from services.worker.engine.options import Kernels
+from services.worker.engine.queueing import QueueingTorchBackend
 
 SPARE_BYTES = 8 * 2**30
 NUM_PROFILED = 16
@@ -65,6 +66,7 @@ class Engine:
         self.pool = pool = KvPool(model.kv_shape, self.num_blocks, size, device)
         self.backend = TorchBackend(model, pool)
         self.backend.warm_up()
+        self.queueing = QueueingTorchBackend(model, pool)
         with torch.inference_mode():
             for plane in (*pool.keys, *pool.values):
                 plane.normal_()

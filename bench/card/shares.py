@@ -114,7 +114,8 @@ class SharesBench:
                 self._report.add("ahead", found)
 
     async def _in_turn(self, batch: int) -> dict[str, object]:
-        engines = {ahead: DrivenEngine(self._engine.backend, ahead) for ahead in (False, True)}
+        backends = {False: self._engine.backend, True: self._engine.queueing}
+        engines = {ahead: DrivenEngine(each, ahead) for ahead, each in backends.items()}
         seconds: dict[bool, list[float]] = {False: [], True: []}
         between: dict[bool, list[float]] = {False: [], True: []}
         num_rounds = 1 if self._setting.is_small else NUM_ROUNDS

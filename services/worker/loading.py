@@ -43,6 +43,7 @@ def _load(config: WorkerConfig) -> TorchBackend:
     from services.worker.engine.backend import TorchBackend
     from services.worker.engine.model.tensor_parallel import group_size
     from services.worker.engine.options import EngineOptions
+    from services.worker.engine.queueing import QueueingTorchBackend
 
     if group_size() > 1 and config.role != "unified":
         message = (
@@ -63,7 +64,8 @@ def _load(config: WorkerConfig) -> TorchBackend:
         max_model_len=config.max_model_len,
         num_threads=config.num_threads,
     )
-    return TorchBackend.load(config.model, options)
+    queues = config.async_scheduling and config.device != "cpu" and group_size() == 1
+    return (QueueingTorchBackend if queues else TorchBackend).load(config.model, options)
 
 
 def blocks_per_unit(config: WorkerConfig, size: ModelSize) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -32,8 +33,9 @@ from services.worker.engine.model.tensor_parallel import (
     tell_followers,
 )
 from services.worker.engine.options import EngineOptions, find_device
-from services.worker.engine.sampler import draw, draw_each, problem_of
+from services.worker.engine.sampler import Drawn, draw, draw_each, problem_of
 from services.worker.engine.scores import PromptScores
+from services.worker.engine.transfer import sent
 
 
 class TorchBackend:
@@ -74,7 +76,7 @@ class TorchBackend:
         )
 
     @classmethod
-    def load(cls, model: str, options: EngineOptions) -> TorchBackend:
+    def load(cls, model: str, options: EngineOptions) -> Self:
         """Load a checkpoint, a folder or a hub id, and reserve its KV blocks.
 
         Under torchrun every process loads its share; see ``follow``. Raises HeadwayError where
@@ -122,7 +124,7 @@ class TorchBackend:
                         found, waited = _ready(masks, started_at)
                         self._late = masks.late(found)
                     sampled = self._draw(states, layout, items, found)
-                    hidden = _take_hidden(states, layout, forward_pass)
+                    hidden = of_hidden(hidden_rows(states, layout, forward_pass), forward_pass)
         self._drawn = {each.key: each.token_id for each in sampled}
         pass_time = time.perf_counter() - started_at - waited
         late = tuple(self._late)
@@ -142,18 +144,35 @@ class TorchBackend:
             if self._device.type == "cuda":  # drawing would have waited for the device
                 torch.cuda.synchronize(self._device)
             return ()
-        rows = layout.sampling_rows
-        logits = self._model.lm_head(states if rows is None else states.index_select(0, rows))
-        chosen = [items[n] for n in layout.sampling_items]
+        logits, chosen = self._logits(states, layout, items)
         how = draw_each if self._model.decoder.is_deterministic else draw
         drawn = how(logits, chosen, self.info.eos_token_ids, self._model.decoder.greatest, masks)
+        return self._sampled(drawn, layout, items, masks, self._late)
+
+    def _logits(
+        self, states: torch.Tensor, layout: PassLayout, items: Sequence[PassItem]
+    ) -> tuple[torch.Tensor, list[PassItem]]:
+        """Return the logits of the rows that draw (rows, vocabulary), and their items."""
+        rows = layout.sampling_rows
+        logits = self._model.lm_head(states if rows is None else states.index_select(0, rows))
+        return logits, [items[n] for n in layout.sampling_items]
+
+    def _sampled(
+        self,
+        drawn: Sequence[Drawn],
+        layout: PassLayout,
+        items: Sequence[PassItem],
+        masks: Masks,
+        late: Collection[StreamKey] = (),
+    ) -> tuple[Sampled, ...]:
+        """Return what was drawn by the order of the plan's items, without the ``late`` ones."""
         by_item = sorted(zip(layout.sampling_items, drawn, strict=True), key=lambda pair: pair[0])
         return tuple(
             Sampled(items[n].key, token, self._with_prompt(items[n], logprobs))
             if token >= 0
             else none_drawn(items[n].key, token, masks)
             for n, (token, logprobs) in by_item
-            if items[n].key not in self._late
+            if items[n].key not in late
         )
 
     def _with_prompt(self, item: PassItem, logprobs: TokenLogprobs | None) -> TokenLogprobs | None:
@@ -281,14 +300,20 @@ def _filled_in(item: PassItem, drawn: Mapping[StreamKey, int]) -> PassItem:
     return item._replace(token_ids=(token,), output_token_ids=output)
 
 
-def _take_hidden(
+def hidden_rows(
     states: torch.Tensor, layout: PassLayout, forward_pass: ForwardPass
-) -> HiddenStates | None:
+) -> torch.Tensor | None:
     """Return the states that the plan asks for as float16; None if it asks for none."""
     if not forward_pass.hidden:
         return None
-    rows = torch.from_numpy(layout.last_rows[list(forward_pass.hidden)]).to(states.device)
+    rows = sent(torch.from_numpy(layout.last_rows[list(forward_pass.hidden)]), states.device)
     most = torch.finfo(torch.float16).max
-    values = states.index_select(0, rows).clamp(-most, most).to(torch.float16).cpu().numpy()
+    return states.index_select(0, rows).clamp(-most, most).to(torch.float16)
+
+
+def of_hidden(rows: torch.Tensor | None, forward_pass: ForwardPass) -> HiddenStates | None:
+    """Wait for the states that the plan asks for; None if it asks for none."""
+    if rows is None:
+        return None
     keys = tuple(forward_pass.items[n].key for n in forward_pass.hidden)
-    return HiddenStates(keys, values)
+    return HiddenStates(keys, rows.cpu().numpy())

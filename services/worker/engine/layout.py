@@ -23,6 +23,7 @@ from services.worker.engine.attention import (
     Reads,
 )
 from services.worker.engine.kv.pool import DTYPES, KvPool
+from services.worker.engine.transfer import sent
 
 Ints = NDArray[np.int64]
 
@@ -169,7 +170,7 @@ class LayoutBuilder:
         return PrefillSpan(first, first + count, self._tensor(slots), self._mask(later))
 
     def _tensor(self, array: Ints | NDArray[np.int32]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return sent(torch.from_numpy(array), self._device)
 
     def _mask(self, hidden: NDArray[np.bool_]) -> torch.Tensor:
         """Return 0 where a query sees a key, minus infinity where it is hidden."""

@@ -21,6 +21,7 @@ from services.worker.engine.constraints import constrain
 from services.worker.engine.grammar import NO_MASKS, Masks
 from services.worker.engine.masks import Mask
 from services.worker.engine.penalties import adjust
+from services.worker.engine.transfer import fetched, sent
 
 GREEDY_TEMPERATURE = 1e-5  # below it a division would only overflow
 NUCLEUS_GUESS = 1024
@@ -75,6 +76,12 @@ class Drawing:
         self._ids = ids
         self._logprobs = logprobs
 
+    def fetched(self) -> Drawing:
+        """Return the same in the host's memory, once the device has done what is queued."""
+        ids = None if self._ids is None else fetched(self._ids)
+        logprobs = None if self._logprobs is None else self._logprobs.fetched()
+        return Drawing(fetched(self.tokens), fetched(self._best), ids, logprobs)
+
     def read(self) -> list[Drawn]:
         """Wait for it; return each row's token, or ``problem_of``'s number."""
         if self._ids is None:
@@ -119,7 +126,7 @@ def begin_draw(
         finite = finite & best.isfinite()
     random = [n for n, item in enumerate(items) if not _is_greedy(item.sampling)]
     if random:
-        rows = sent(random, logits.device)
+        rows = sent(torch.tensor(random), logits.device)
         chosen = [items[n] for n in random]
         tokens[rows] = _draw_random(adjusted[rows], chosen, finite[rows])
     logprobs = _logprobs(logits, tokens, items)
@@ -215,16 +222,7 @@ def filtered_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> to
 
 
 def _column(like: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
-    return sent(values, like.device, torch.float64)[:, None]
-
-
-def sent(
-    values: Sequence[float], device: torch.device, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """Return the values on a device; a GPU takes them when it comes to it."""
-    if device.type != "cuda":
-        return torch.tensor(values, dtype=dtype, device=device)
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+    return sent(torch.tensor(values, dtype=torch.float64), like.device)[:, None]
 
 
 def _kth_prob(probs: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
@@ -232,8 +230,8 @@ def _kth_prob(probs: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
     size = probs.shape[-1]
     ranks = [k if 0 < k < size else 0 for k in top_k]
     best = probs.topk(max(ranks), -1).values
-    columns = sent([max(k - 1, 0) for k in ranks], probs.device)[:, None]
-    on = sent([k > 0 for k in ranks], probs.device)[:, None]
+    columns = sent(torch.tensor([max(k - 1, 0) for k in ranks]), probs.device)[:, None]
+    on = sent(torch.tensor([k > 0 for k in ranks]), probs.device)[:, None]
     return best.gather(-1, columns) * on
 
 
@@ -245,7 +243,7 @@ def _nucleus_edge(probs: torch.Tensor, top_p: Sequence[float]) -> torch.Tensor:
         best = probs.sort(-1, descending=True).values
     before = best.cumsum(-1) - best
     num_kept = (before < wanted).sum(-1, keepdim=True).clamp(min=1)
-    off = sent([p >= 1 for p in top_p], probs.device)[:, None]
+    off = sent(torch.tensor([p >= 1 for p in top_p]), probs.device)[:, None]
     return best.gather(-1, num_kept - 1).masked_fill(off, 0.0)
 
 
@@ -257,6 +255,10 @@ class _Logprobs(NamedTuple):
     own: torch.Tensor
     best: torch.Tensor
     best_ids: torch.Tensor
+
+    def fetched(self) -> _Logprobs:
+        """See ``Drawing.fetched``."""
+        return _Logprobs(self.counts, *(fetched(each) for each in self[1:]))
 
     def read(self) -> dict[int, TokenLogprobs]:
         """Wait for them; return them by row."""
@@ -279,7 +281,7 @@ def _logprobs(
     }
     if not asked:
         return None
-    rows = sent(list(asked), logits.device)
+    rows = sent(torch.tensor(list(asked)), logits.device)
     logprobs = logits[rows].log_softmax(-1)
     own = logprobs.gather(-1, tokens[rows, None])[:, 0]
     best = logprobs.topk(min(max(asked.values()), logits.shape[-1]), -1)
