@@ -176,6 +176,7 @@ class _Queued:
     in_hand_until: float = 0.0
     num_preemptions: int = 0
     served: float = 0.0
+    tenant: str = ""
 
     @property
     def due_at(self) -> float:

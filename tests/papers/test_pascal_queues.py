@@ -39,6 +39,7 @@ class Queued:
     in_hand_until: float = -inf
     num_preemptions: int = 0
     served: float = 0.0
+    tenant: str = ""
 
     @property
     def due_at(self) -> float:

@@ -382,6 +382,7 @@ class WorkerCore:
         """Measure what the pass cost, and tell the policy."""
         swaps = flight.forward_pass
         self._reports.work.ran(works, result)
+        self._planner.turns.pass_time = self._state.costs.pass_time
         has_swaps = bool(swaps.swapped_out or swaps.swapped_in)
         if not has_swaps and self._state.costs.ran(works, result.pass_time, result.num_steps):
             self._planner.learn(self._state.costs.costs)

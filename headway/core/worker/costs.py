@@ -80,6 +80,11 @@ class CostMeter:
             self.costs, self.report, self._has_news = found, measured, True
         return is_news
 
+    @property
+    def pass_time(self) -> PassTime:
+        """What passes cost, by the profile and as measured; terms of 0 are unknown."""
+        return self._fit.pass_time
+
     def take_news(self) -> MeasuredCosts | None:
         """Return the report once after every change, else None."""
         report = self.report if self._has_news else None

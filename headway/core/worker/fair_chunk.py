@@ -29,9 +29,9 @@ _NUM_PARTS = 64
 """A chunk is given away in so many parts."""
 _SHORT = 4
 """Floods fill passes up to the chunk over this, while other tenants come and go."""
-_RECENT = 128
+RECENT = 128
 """Passes for which a tenant counts as coming and going."""
-_LEAST_WEIGHT = 0.01
+LEAST_WEIGHT = 0.01
 
 
 class _Prompts(NamedTuple):
@@ -42,7 +42,7 @@ class _Prompts(NamedTuple):
     floods: bool
 
 
-_NONE = _Prompts(0, _LEAST_WEIGHT, False)
+_NONE = _Prompts(0, LEAST_WEIGHT, False)
 
 
 class FairChunk:
@@ -125,7 +125,7 @@ class FairChunk:
 
     def _others_come(self, floods: Container[str]) -> bool:
         """Return whether tenants beside the floods have had prompts here of late."""
-        since = self._num_passes - _RECENT
+        since = self._num_passes - RECENT
         self._seen = {name: seen for name, seen in self._seen.items() if seen > since}
         return any(name not in floods for name in self._seen)
 
@@ -167,4 +167,4 @@ def _weight(sequence: Sequence) -> float:
     standing = sequence.request.standing
     service = standing.service
     floor = service.floor if service is not None and service.yields else 1.0
-    return max(_LEAST_WEIGHT, standing.share * floor)
+    return max(LEAST_WEIGHT, standing.share * floor)

@@ -11,6 +11,7 @@ from headway.blocks import blocks_for
 from headway.cluster import UnitLoad
 from headway.core.worker.batch import ClockedBatch
 from headway.core.worker.fair_chunk import FairChunk
+from headway.core.worker.fair_turns import FairTurns
 from headway.core.worker.flight import Share
 from headway.core.worker.lifecycle import Stage
 from headway.core.worker.room import (
@@ -62,6 +63,7 @@ class PassPlanner:
         self._policy = batching
         self._limits = limits
         self._units: dict[int, _Kept] = {}
+        self.turns = FairTurns(limits.chunk_tokens)
         self.preemptions = Preemptions()
 
     def plan(self, unit: WorkerUnit, *, now: float, gently: bool = False) -> list[Share]:
@@ -80,6 +82,8 @@ class PassPlanner:
             )
         queue = kept.queue
         queue.put_decodes_first(unit.decodes_first)
+        self.turns.look(unit)
+        queue.put_levels(self.turns.levels)
         self._take_in(unit, kept, now)
         fair = kept.chunk if kept.chunk.divide(unit) else None
         if not queue:
@@ -91,6 +95,7 @@ class PassPlanner:
             queue.running,
             self.preemptions,
             self._limits.watermark,
+            self.turns,
             now=now,
             gently=gently,
         )
@@ -98,8 +103,13 @@ class PassPlanner:
         version = queue.version
         hopeless = kept.refused if kept.refused_version == version else None
         before = kept.served
-        plan = _UnitPlan(self._limits, unit, queue, room, hopeless, fair, before, gently=gently)
+        turns = self.turns if self.turns.levels else None
+        plan = _UnitPlan(
+            self._limits, unit, queue, room, hopeless, fair, turns, before, gently=gently
+        )
         shares = plan.shares()
+        if turns is not None and len(shares) < len(queue):
+            turns.charge(shares)
         kept.served, kept.refused, kept.refused_version = plan.served, plan.refused, version
         kept.is_short = room.is_short
         return shares
@@ -151,7 +161,8 @@ class PassPlanner:
         """
         kept, pool = self._units[unit.unit], unit.pool
         queue = kept.queue
-        if queue.is_outdated:
+        self.turns.look(unit)
+        if queue.is_outdated or self.turns.levels:
             return None
         if queue.due_at <= now:
             clock.catch_up()
@@ -175,6 +186,8 @@ class PassPlanner:
 
     def most_steps(self, most: int) -> int:
         """Return how many steps the pass may have before the order could change its requests."""
+        if most > 1 and self.turns.levels and not self.serves_all:
+            return 1
         if most <= 1 or self._policy.improves:
             return most
         for kept in self._contended():
@@ -206,6 +219,7 @@ class PassPlanner:
     def passed(self, pass_time: float, num_tokens: int, num_steps: int) -> None:
         """Report steps of ``pass_time`` seconds, each over ``num_tokens`` tokens, to the policy."""
         self._policy.passed(pass_time, num_tokens, num_steps)
+        self.turns.passed(num_steps)
 
     def completed(self, sequence: Sequence, *, now: float) -> None:
         """Report a completed request to the policy."""
@@ -237,11 +251,13 @@ class _UnitPlan:
         room: BlockAllocator,
         hopeless: Sequence | None,
         fair: FairChunk | None,
+        turns: FairTurns | None,
         before: abc.Sequence[Entry[Sequence]],
         *,
         gently: bool,
     ) -> None:
         self._fair = fair  # None if the chunk is nobody's in particular
+        self._turns = turns  # None if there is one tenant
         self._limits = limits
         self._unit = unit
         self._block_size = unit.pool.block_size
@@ -262,6 +278,8 @@ class _UnitPlan:
         self.refused: Sequence | None = None
 
     def shares(self) -> list[Share]:
+        if self._turns is not None:
+            self._turns.begin()
         while self._budget > 0 and self._places > 0:
             entry = self._next()
             if entry is None:
@@ -303,6 +321,8 @@ class _UnitPlan:
         if sequence.stage is Stage.SWAPPING_IN:  # its next token is computed in the pass after
             self._budget, self._places = self._budget - 1, self._places - 1.0
             return
+        if sequence.decoding and self._turns is not None and not self._turns.has_time(sequence):
+            return
         if fair is not None and not sequence.decoding:
             most = fair.take(sequence, most)
             if most < sequence.num_remaining:
@@ -331,6 +351,8 @@ class _UnitPlan:
         self._budget -= num_tokens
         if self._fair is not None and not entry.candidate.decoding:
             self._fair.charge(entry.candidate, num_tokens)
+        if self._turns is not None:
+            self._turns.planned(entry.candidate, item, num_before)
 
     def _next(self) -> Entry[Sequence] | None:
         """Return the best request that has not had its turn."""

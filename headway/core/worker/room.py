@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from headway.blocks import blocks_for
+from headway.core.worker.fair_turns import FairTurns
 from headway.core.worker.lifecycle import Stage
 from headway.core.worker.news import AHEAD_OF_NEED, FOR_OTHERS, IT_GREW, OTHERS_GREW
 from headway.core.worker.sequence import Sequence
@@ -52,7 +53,7 @@ def yielding(
     """
     pool = unit.pool
     newcomer = NewReader(now, pool.num_blocks * pool.block_size)
-    rank = policy.rank(newcomer, now=now).rank
+    rank = queue.rank(newcomer, now).rank
     num_tokens = num_blocks = 0
     for sequence in _behind(queue.running, rank):
         if sequence.stage is Stage.RUNNING:
@@ -77,7 +78,8 @@ class BlockAllocator:
 
     A request is admitted with blocks for all of its tokens, and only while a ``watermark`` of
     blocks stays free for the growth of running requests (unless nothing runs). A better request
-    that does not fit preempts those behind it, if the policy allows that and it frees enough.
+    that does not fit preempts those behind it, if that frees enough, and the policy allows it, or
+    they are of a tenant that is ahead of its own (``FairTurns``).
     Growth takes blocks from the last who gives way, else from the last. ``running``: requests
     that hold blocks, best first. ``gently``: plan without preempting.
     """
@@ -89,6 +91,7 @@ class BlockAllocator:
         running: list[Place[Sequence]],
         preemptions: Preemptions,
         watermark: float,
+        turns: FairTurns,
         *,
         now: float,
         gently: bool,
@@ -98,6 +101,7 @@ class BlockAllocator:
         self._running = running
         self._preemptions = preemptions
         self._spare = int(watermark * unit.pool.num_blocks)
+        self._turns = turns
         self._now = now
         self._gently = gently
         self.turn = 0
@@ -115,14 +119,16 @@ class BlockAllocator:
         """Give it blocks for all of its tokens; if it does not fit, admit nobody behind it."""
         victims: list[Place[Sequence]] = []
         if not self._fits(sequence):
-            if self._policy.preempts and not is_hopeless:
+            if (self._policy.preempts or self._turns.levels) and not is_hopeless:
                 if self._gently:
                     return self._close(is_short=True)
                 victims = self._victims(sequence)
             if not victims:
                 return self._close()
-        for victim in victims:
-            self._preempt(victim[2].candidate, voluntary=True, cause=FOR_OTHERS)
+        for place in victims:
+            victim = place[2].candidate
+            is_voluntary = self._may_preempt(victim, sequence)
+            self._preempt(victim, voluntary=is_voluntary, cause=FOR_OTHERS)
         if victims:
             self.yielded = min(victims if self.yielded is None else [*victims, self.yielded])
         self._unit.admit(sequence)
@@ -176,17 +182,32 @@ class BlockAllocator:
     def _victims(self, sequence: Sequence) -> list[Place[Sequence]]:
         """Return running requests behind it that may yield, worst first; none if too few."""
         victims: list[Place[Sequence]] = []
-        num_blocks = 0
+        num_blocks, held = 0, self._held_with(sequence)
         for place in reversed(self._running[self.turn : self.end]):
             victim = place[2].candidate
             if victim.stage is not Stage.RUNNING:
                 continue
-            if self._policy.may_preempt(victim, sequence, now=self._now):
+            if self._may_preempt(victim, sequence) or self._turns.yields(victim, sequence, held):
                 victims.append(place)
+                held[victim.tenant] -= len(victim.kv.blocks)
                 num_blocks += self._unit.pool.num_own(victim.kv.blocks)
                 if self._fits(sequence, num_blocks):
                     return self._needed(sequence, victims, num_blocks)
         return []
+
+    def _may_preempt(self, victim: Sequence, for_: Sequence) -> bool:
+        """Return whether the policy lets a running request yield."""
+        policy = self._policy
+        return policy.preempts and policy.may_preempt(victim, for_, now=self._now)
+
+    def _held_with(self, sequence: Sequence) -> Counter[str]:
+        """Return the blocks of every tenant once a request is admitted, where tenants differ."""
+        held: Counter[str] = Counter()
+        if self._turns.levels:
+            held[sequence.tenant] = blocks_for(sequence.num_tokens, self._unit.pool.block_size)
+            for each in self._unit.sequences.values():
+                held[each.tenant] += len(each.kv.blocks)
+        return held
 
     def _needed(
         self, sequence: Sequence, victims: list[Place[Sequence]], num_blocks: int

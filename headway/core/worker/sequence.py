@@ -127,6 +127,11 @@ class Sequence(Life):
     # --- what a batching policy reads -------------------------------------------------
 
     @property
+    def tenant(self) -> str:
+        """The tenant that it counts for."""
+        return self.request.standing.tenant
+
+    @property
     def arrival_at(self) -> float:
         """Arrival at the gateway, seconds since the epoch."""
         return self.request.arrival_at

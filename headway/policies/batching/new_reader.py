@@ -20,6 +20,7 @@ class NewReader:
     num_prompt_tokens: int
 
     key: ClassVar[StreamKey] = StreamKey("", 0)
+    tenant: ClassVar[str] = ""
     answer_due_at: ClassVar[float] = inf
     yields: ClassVar[bool] = False
     decoding: ClassVar[bool] = False

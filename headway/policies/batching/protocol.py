@@ -17,6 +17,10 @@ class Candidate(Protocol):
         """Breaks every tie."""
 
     @property
+    def tenant(self) -> str:
+        """Whom it counts for."""
+
+    @property
     def arrival_at(self) -> float:
         """When the client's request reached the gateway."""
 

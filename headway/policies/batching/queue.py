@@ -7,12 +7,12 @@ last one: a bisection and a shift of pointers each, microseconds among ten thous
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 from math import inf
 from typing import Generic
 
-from headway.policies.batching.protocol import Batching, C, Ranked
+from headway.policies.batching.protocol import Batching, C, Candidate, Ranked
 from headway.request import StreamKey
 
 
@@ -43,6 +43,7 @@ class RankedQueue(Generic[C]):
         self._policy = policy
         self._epoch = policy.epoch
         self._decodes_first = self._is_stale = False
+        self._levels: Mapping[str, float] = {}
         self._entries: dict[StreamKey, Entry[C]] = {}
         self._due: list[tuple[float, StreamKey]] = []
         self.running: list[Place[C]] = []
@@ -65,6 +66,14 @@ class RankedQueue(Generic[C]):
         if decodes_first != self._decodes_first:
             self._decodes_first, self._is_stale = decodes_first, True
 
+    def put_levels(self, levels: Mapping[str, float]) -> None:
+        """From now on tenants stand by these levels, least first; empty: as the policy says.
+
+        Who yields by its class, and is not due, stands behind all of them.
+        """
+        if levels != self._levels:
+            self._levels, self._is_stale = levels, True
+
     def find(self, key: StreamKey) -> Entry[C] | None:
         """Return a candidate's entry."""
         return self._entries.get(key)
@@ -80,7 +89,7 @@ class RankedQueue(Generic[C]):
         if entry is not None and entry.candidate is not candidate:
             self.discard(candidate.key)
             entry = None
-        ranked = self._rank(candidate, now)
+        ranked = self.rank(candidate, now)
         running = candidate.running
         if entry is None:
             entry = self._entries[candidate.key] = Entry(candidate)
@@ -118,12 +127,17 @@ class RankedQueue(Generic[C]):
             if aged is not None and aged.until_at <= now:
                 self.touch(aged.candidate, now=now)
 
-    def _rank(self, candidate: C, now: float) -> Ranked:
+    def rank(self, candidate: Candidate, now: float) -> Ranked:
+        """Return its place in this order: by level, by stage, then as the policy says."""
         ranked = self._policy.rank(candidate, now=now)
-        if not self._decodes_first:
+        if self._decodes_first:
+            ranked = ranked._replace(rank=(0.0 if candidate.decoding else 1.0, *ranked.rank))
+        if not self._levels:
             return ranked
-        rank = (0.0 if candidate.decoding else 1.0, *ranked.rank)
-        return Ranked(rank, ranked.until_tokens, ranked.until_at)
+        level, until_at = self._levels.get(candidate.tenant, 0.0), ranked.until_at
+        if candidate.yields and now < candidate.due_at:
+            level, until_at = inf, min(until_at, candidate.due_at)
+        return ranked._replace(rank=(level, *ranked.rank), until_at=until_at)
 
     def _draw_anew(self, now: float) -> None:
         self._epoch = self._policy.epoch
@@ -132,7 +146,7 @@ class RankedQueue(Generic[C]):
         self.running.clear()
         self.waiting.clear()
         for key, entry in self._entries.items():
-            ranked = self._rank(entry.candidate, now)
+            ranked = self.rank(entry.candidate, now)
             entry.rank, entry.running = ranked.rank, entry.candidate.running
             entry.until_at = inf
             self._hold(entry, ranked.until_tokens, ranked.until_at)

@@ -46,7 +46,7 @@ class ViewPrompt:
         self.due_at = self.arrival_at + (service.ttft or 0.0 if service is not None else 0.0)
         promised = None if service is None else service.ttfat
         self.answer_due_at = inf if promised is None else self.arrival_at + promised
-        self.yields = request.standing.yields
+        self.yields, self.tenant = request.standing.yields, request.standing.tenant
         self.num_prompt_tokens = job.num_prompt_tokens
         self.true_remaining: int | None = request.num_output_tokens
         self.is_read = request.is_read

@@ -1,0 +1,132 @@
+"""Turns between the tenants of a worker: who was served less stands first, whatever the policy.
+
+While two tenants are there, each has a level: how much more it was served than the one that was
+served least, in chunks. Places in a pass, tokens of its chunk and KV blocks go by level, then by
+the policy's order. Service counts while somebody has to wait, as in VTC. A newcomer has credit.
+
+A pass takes as long as its requests let it. So whoever is ahead of others makes their passes at
+most ``_LONGER`` times as long, by what passes cost here; also of those who were here of late, for
+who comes waits for the pass in flight. Prompts are bounded by their parts of the chunk.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from headway.core.token_counters import OUTPUT_WEIGHT
+from headway.core.worker.fair_chunk import CREDIT, LEAST_WEIGHT, RECENT
+from headway.core.worker.flight import Share
+from headway.core.worker.sequence import Sequence
+from headway.core.worker.unit import WorkerUnit
+from headway.cost.pass_time import PassTime
+from headway.forward_pass import PassItem
+
+_LONGER = 2.0
+"""Times as long as without them that those who are ahead may make a pass: half of it is theirs."""
+
+
+class FairTurns:
+    """Work done for each tenant of a worker, and who is ahead of whom.
+
+    ``levels``: by tenant, 0 for who was served least; empty while there is one tenant.
+    """
+
+    def __init__(self, chunk_tokens: int) -> None:
+        self.levels: dict[str, float] = {}
+        self.pass_time = PassTime(0.0)
+        """What passes cost here, as far as it is known."""
+        self._chunk_tokens = chunk_tokens
+        self._credit = CREDIT * chunk_tokens
+        self._served: dict[str, float] = {}
+        """Weighted tokens over its share, by tenant; a newcomer has its credit less."""
+        self._seen: dict[str, int] = {}
+        """Number of the last pass for which a tenant was there."""
+        self._num_passes = 0
+        self._seconds = self._own_seconds = 0.0
+        self._has_ahead = False
+
+    def look(self, unit: WorkerUnit) -> None:
+        """Note who is on a unit, before its part of a pass is planned."""
+        if len(self._seen) == 1 and unit.tenants.keys() == self._seen.keys():
+            return  # alone
+        self._seen |= dict.fromkeys(unit.tenants, self._num_passes)
+        since = self._num_passes - RECENT
+        self._seen = {name: seen for name, seen in self._seen.items() if seen >= since}
+        known = [self._served[name] for name in self._seen if name in self._served]
+        start = min(*known, max(known) - self._credit) if known else 0.0
+        self._served = {name: self._served.get(name, start) for name in self._seen}
+        least = min(self._served.values(), default=0.0)
+        self.levels = {
+            name: (served - least) // self._chunk_tokens
+            for name, served in (self._served.items() if len(self._served) > 1 else ())
+        }
+
+    def passed(self, num_steps: int) -> None:
+        """Note that so many passes have ended."""
+        self._num_passes += num_steps
+
+    def charge(self, shares: Iterable[Share]) -> None:
+        """Count what a pass computes while others wait."""
+        for item, sequence in shares:
+            standing, num_tokens = sequence.request.standing, len(item.token_ids)
+            weight = OUTPUT_WEIGHT if num_tokens == 1 and item.sample else 1.0
+            share = max(LEAST_WEIGHT, standing.share)
+            self._served[standing.tenant] += weight * num_tokens / share
+
+    # --- the length of a pass -----------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin the plan of a unit's part of a pass."""
+        self._seconds = self._own_seconds = self.pass_time.base
+        self._has_ahead = False
+
+    def planned(self, sequence: Sequence, item: PassItem, num_before: int) -> None:
+        """Count the time of an item of the pass; its first ``num_before`` tokens are counted."""
+        num_tokens, known = len(item.token_ids) - num_before, self.pass_time
+        if sequence.decoding:
+            seconds = self._step(sequence)
+        else:
+            per_token = known.per_prefill_token + known.per_prefill_context * item.start
+            seconds = num_tokens * per_token
+        self._seconds += seconds
+        if self._is_ahead(sequence):
+            self._has_ahead = True
+        else:
+            self._own_seconds += seconds
+
+    def has_time(self, sequence: Sequence) -> bool:
+        """Return whether a decoding request's token makes the pass no longer than it may be.
+
+        Ask in the order of levels. One of those who are ahead always has its place.
+        """
+        if not self.levels or not self._has_ahead or not self._is_ahead(sequence):
+            return True
+        least = self.pass_time.base + self.pass_time.per_request
+        most = _LONGER * max(self._own_seconds, least)
+        return self._seconds + self._step(sequence) <= most
+
+    def _step(self, sequence: Sequence) -> float:
+        known = self.pass_time
+        return known.per_request + known.per_kv_token * sequence.kv.num_computed
+
+    def _is_ahead(self, sequence: Sequence) -> bool:
+        return self.levels.get(sequence.tenant, 0.0) > 0.0
+
+    # --- blocks -------------------------------------------------------------------------
+
+    def yields(self, victim: Sequence, for_: Sequence, held: Counter[str]) -> bool:
+        """Return whether a running request leaves its blocks to one of another tenant.
+
+        ``held``: the blocks that every tenant then has, if it keeps its own. It leaves them while
+        its tenant is ahead, and is left with no less than the other.
+        """
+        levels, one, other = self.levels, victim.tenant, for_.tenant
+        if levels.get(one, 0.0) <= levels.get(other, 0.0):
+            return False
+        left = held[one] - len(victim.kv.blocks)
+        return left * _share(for_) >= held[other] * _share(victim)
+
+
+def _share(sequence: Sequence) -> float:
+    return max(LEAST_WEIGHT, sequence.request.standing.share)

@@ -1,0 +1,159 @@
+"""Turns between tenants: places, blocks and the length of a pass go by what each was served."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.token_counters import OUTPUT_WEIGHT
+from headway.core.worker.fair_chunk import CREDIT
+from headway.cost.pass_time import PassTime
+from headway.forward_pass import PassItem
+from headway.policies import registry
+from headway.policies.batching import Batching
+from headway.policies.batching.fcfs import Fcfs
+from headway.service_class import NO_STANDING, ServiceClass, Standing
+from tests.fakes.plans import Planned, make_planned, names
+
+CHUNK, PLACES = 16, 4
+FLOOD, MINE = Standing("flood"), Standing("mine")
+BATCH = ServiceClass("batch", ttft=1e6, yields=True)
+POLICIES = sorted(registry.REGISTRY["batching"])
+
+
+def flooded(policy: Batching | None = None, *, places: int = 0, blocks: int = 10_000) -> Planned:
+    """A unit on which twelve requests of one tenant have decoded for a while."""
+    unit = make_planned(policy or Fcfs(), chunk=64, blocks=blocks, max_running=places)
+    for name in range(12):
+        unit.come(name, 4, 400, standing=FLOOD)
+    unit.step(20)
+    return unit
+
+
+def tokens(items: list[PassItem]) -> Counter[str]:
+    """Tokens of a pass, by tenant."""
+    found: Counter[str] = Counter()
+    for item in items:
+        found[item.tenant] += len(item.token_ids)
+    return found
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_newcomer_has_its_place_in_the_next_pass_under_every_policy(name: str) -> None:
+    unit = flooded(registry.make("batching", name), places=PLACES)
+    unit.come(100, 4, 8, standing=MINE)
+    for _ in range(8):
+        assert 100 in names(unit.step())
+    assert [each.key.stream_id for each in unit.ended] == [100]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_newcomer_has_blocks_at_once_where_a_flood_has_taken_all(name: str) -> None:
+    unit = flooded(registry.make("batching", name), blocks=80)
+    unit.step(100)
+    unit.come(100, 8, 8, standing=MINE)
+    unit.step()
+    for _ in range(7):
+        assert 100 in names(unit.step())
+
+
+def test_blocks_are_taken_from_who_holds_more_alone() -> None:
+    """Two floods end with half of the blocks each, and preempt one another no more."""
+    unit = make_planned(Fcfs(), chunk=64, blocks=24)
+    for name in range(12):
+        unit.come(name, 7, 1000, standing=FLOOD)
+    unit.step(4)
+    for name in range(20, 32):
+        unit.come(name, 7, 1000, standing=MINE)
+    unit.step(2)
+    held: Counter[str] = Counter()
+    for sequence in unit.state.units[0].sequences.values():
+        held[sequence.tenant] += len(sequence.kv.blocks)
+    assert held["mine"] <= held["flood"] <= held["mine"] + 3
+
+
+tenants = st.lists(st.sampled_from(("a", "b", "c")), min_size=6, max_size=30)
+shares = st.fixed_dictionaries({name: st.sampled_from((1.0, 2.0)) for name in ("a", "b", "c")})
+
+
+@given(tenants, shares, st.sampled_from(POLICIES))
+def test_tenants_that_all_wait_decode_alike_up_to_their_credit(
+    whose: list[str], share: dict[str, float], policy: str
+) -> None:
+    unit = make_planned(registry.make("batching", policy), chunk=CHUNK, max_running=2, blocks=9999)
+    for number, name in enumerate((*whose, *"aabbcc")):
+        unit.come(number, 1, 10_000, standing=Standing(name, share[name]))
+    served: Counter[str] = Counter()
+    for _ in range(400):
+        served += tokens(unit.step())
+    weighted = [OUTPUT_WEIGHT * served[name] / share[name] for name in "abc"]
+    assert max(weighted) - min(weighted) <= (CREDIT + 3) * CHUNK
+
+
+histories = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 24), st.integers(1, 24)), min_size=1, max_size=40
+)
+
+
+@given(histories, st.sampled_from(POLICIES), st.sampled_from((0, 2)), st.integers(14, 40))
+def test_alone_a_tenant_has_the_plans_of_nobody_in_particular(
+    history: list[tuple[int, int, int]], policy: str, places: int, blocks: int
+) -> None:
+    sides = [
+        make_planned(
+            registry.make("batching", policy), chunk=CHUNK, blocks=blocks, max_running=places
+        )
+        for _ in range(2)
+    ]
+    for side in sides:
+        side.planner.turns.pass_time = PassTime(0.01, per_request=0.01)
+    for number, (num_passes, prompt, output) in enumerate(history):
+        plans = []
+        for side, standing in zip(sides, (NO_STANDING, MINE), strict=True):
+            side.come(number, prompt, output, standing=standing)
+            steps = [side.step() for _ in range(num_passes)]
+            plans.append([[(i.key, i.start, len(i.token_ids)) for i in step] for step in steps])
+        assert plans[0] == plans[1]
+        assert not sides[1].planner.turns.levels
+
+
+def test_a_flood_makes_others_passes_at_most_twice_as_long_by_what_passes_cost_here() -> None:
+    unit = flooded()
+    unit.planner.turns.pass_time = PassTime(0.03, per_request=0.01)
+    assert len(unit.step()) == 12
+    unit.come(100, 4, 20, standing=MINE)
+    unit.step()
+    for _ in range(19):
+        assert tokens(unit.step())["flood"] == 4
+    assert tokens(unit.step()) == {"flood": 5}  # who was here may come again
+    unit.step(130)
+    assert tokens(unit.step()) == {"flood": 12}
+
+
+def test_of_a_flood_one_at_least_goes_on_however_long_its_step() -> None:
+    unit = flooded()
+    unit.planner.turns.pass_time = PassTime(0.0, per_kv_token=0.01)
+    unit.come(100, 1, 20, standing=MINE)
+    unit.step()
+    assert tokens(unit.step()) == {"mine": 1, "flood": 1}
+
+
+def test_a_flood_is_not_held_back_where_passes_hardly_grow() -> None:
+    unit = flooded()
+    unit.planner.turns.pass_time = PassTime(0.03, per_request=0.0001)
+    unit.come(100, 4, 20, standing=MINE)
+    unit.step()
+    assert tokens(unit.step()) == {"flood": 12, "mine": 1}
+
+
+def test_who_yields_stands_behind_all_tenants_until_it_is_due() -> None:
+    unit = flooded(places=PLACES)
+    unit.come(100, 4, 8, standing=replace(MINE, service=BATCH))
+    unit.step(3)
+    assert 100 not in names(unit.step())
+    unit.now += 2e6
+    assert 100 in names(unit.step())
