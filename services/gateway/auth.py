@@ -31,6 +31,8 @@ _LINE = re.compile(
 _SECONDS_BETWEEN_LOOKS = 1.0
 KEY_CLIENT = "key "
 """The prefix of a key's name where clients are counted."""
+ADDRESS_CLIENT = "address "
+"""The prefix of an address where clients are counted."""
 _LIMITS = {
     "requests": "requests",
     "waiting": "waiting",
@@ -94,6 +96,7 @@ NO_KEY = Key(b"")
 class KeyRing:
     """The accepted API keys; without any, every caller is accepted, and is an operator.
 
+    ``fair_clients``: then every address is a tenant of its own, else all are one, "".
     The file is read again when it changes. One that cannot be read then changes nothing; one
     without keys lets nobody in.
     """
@@ -103,8 +106,11 @@ class KeyRing:
         file: Path | None = None,
         classes: ServiceClasses | None = None,
         draw: Callable[[int], bytes] = secrets.token_bytes,
+        *,
+        fair_clients: bool = False,
     ) -> None:
         self._draw = draw
+        self._tells_addresses_apart = fair_clients and file is None
         self._file = file
         self._classes = classes
         self._keys: Mapping[str, Key] = {}
@@ -144,6 +150,8 @@ class KeyRing:
 
     def of_client(self, client: str) -> Key:
         """Return the key by which a client is counted; one without limits where it has none."""
+        if self._tells_addresses_apart:
+            return NO_KEY._replace(tenant=client.removeprefix(ADDRESS_CLIENT))
         return self._keys.get(client.removeprefix(KEY_CLIENT), NO_KEY)
 
     def is_operator(self, name: str) -> bool:

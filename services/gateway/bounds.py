@@ -7,6 +7,7 @@ from ipaddress import IPv6Address, ip_network
 from urllib.parse import unquote
 
 from headway.core.gateway.shares import Bound, Places
+from services.gateway.auth import ADDRESS_CLIENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +42,15 @@ class ClientBounds:
 def client_at(host: str) -> str:
     """Return the name of a client by its address: an IPv6 client has a network of 2^64 of them."""
     if ":" not in host:
-        return f"address {host}"
+        return f"{ADDRESS_CLIENT}{host}"
     address = IPv6Address(host)
     if address.ipv4_mapped is not None:
-        return f"address {address.ipv4_mapped}"
-    return f"address {ip_network((int(address), 64), strict=False)}"
+        return f"{ADDRESS_CLIENT}{address.ipv4_mapped}"
+    return f"{ADDRESS_CLIENT}{ip_network((int(address), 64), strict=False)}"
 
 
 def grpc_client(peer: str) -> str:
     """Return the name of a gRPC peer, which is written as ``ipv4:1.2.3.4:567``."""
     kind, _, rest = unquote(peer).partition(":")
     host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
-    return client_at(host) if kind in ("ipv4", "ipv6") else f"address {kind}"
+    return client_at(host) if kind in ("ipv4", "ipv6") else f"{ADDRESS_CLIENT}{kind}"

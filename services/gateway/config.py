@@ -120,6 +120,9 @@ class GatewayConfig(PresetConfig):
         le=1.0,
         description="part of each of these bounds that one key or address may hold; 1: all",
     )
+    fair_clients: bool = Field(
+        False, description="without keys, every address is a tenant: they share by work done"
+    )
     head_timeout: float = Field(
         10.0, gt=0.0, description="longest time for a request's head to arrive, s"
     )

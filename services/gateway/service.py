@@ -100,7 +100,12 @@ class GatewayService:
             lambda: self._core.num_burst_tokens,
         )
         classes = config.service_classes()
-        keys = KeyRing(config.api_key_file, classes, draw=runtime.machine.draw)
+        keys = KeyRing(
+            config.api_key_file,
+            classes,
+            draw=runtime.machine.draw,
+            fair_clients=config.fair_clients,
+        )
         if config.classes is not None:
             self._told.class_used()
         self.console = self._make_console(config, classes, keys)

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from headway.core.gateway.quotas import LIMIT_HEADERS
 from headway.errors import Code, HeadwayError
+from services.gateway.auth import ADDRESS_CLIENT
 from services.gateway.http.exchange import Exchange, HttpRefusal
 
 _JSON = b"application/json"
@@ -115,7 +116,7 @@ def _netloc(origin: str) -> str | None:
 
 def is_here(address: str) -> bool:
     """Return whether a client's address is loopback's; of IPv6 a network is known."""
-    host = address.removeprefix("address ").partition("/")[0]
+    host = address.removeprefix(ADDRESS_CLIENT).partition("/")[0]
     if host in ("local", "::"):  # ::1 is counted as ::/64
         return True
     try:

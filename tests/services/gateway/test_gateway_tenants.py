@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from structlog.testing import capture_logs
 
@@ -179,3 +180,23 @@ async def test_a_shipped_class_gives_time_to_keys_that_name_it(
         request = running.emulated.submitted[-1]
         assert request.deadline_at - request.arrival_at == pytest.approx(seconds, abs=5.0)
         assert [each["event"] for each in logs].count("classes_without_effect") == 1
+
+
+@pytest.mark.parametrize("fair", [False, True])
+async def test_without_keys_addresses_are_tenants_where_fair_clients_says_so(
+    fair: bool, tmp_path: Path, store_url: str
+) -> None:
+    async with cluster(tmp_path, store_url, fair_clients=fair) as running:
+        for address in ("127.0.0.1", "127.0.0.2", "127.0.0.2"):
+            transport = httpx.AsyncHTTPTransport(local_address=address)
+            async with httpx.AsyncClient(transport=transport) as client:
+                answer = await client.post(f"{running.url}/v1/completions", json=BODY)
+                assert answer.status_code == 200
+        found = [request.standing.tenant for request in running.emulated.submitted]
+    assert found == (["127.0.0.1", "127.0.0.2", "127.0.0.2"] if fair else [""] * 3)
+
+
+def test_keys_say_whose_a_request_is_with_fair_clients_too(tmp_path: Path) -> None:
+    keys = KeyRing(write(tmp_path, tenant="acme"), fair_clients=True)
+    assert keys.of_client("key ann").tenant == "acme"
+    assert keys.of_client("address 1.2.3.4").tenant == ""
