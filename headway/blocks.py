@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import chain, pairwise
 from typing import Protocol, cast
@@ -132,12 +132,21 @@ class BlockPool:
     what no session needs any more (``retire``). Raises ValueError for misuse (freeing twice).
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, first: int = 0) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        first: int = 0,
+        dropped: Callable[[BlockHash], None] | None = None,
+    ) -> None:
+        """``dropped`` hears of every name that is no longer cached."""
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool of {num_blocks} blocks of {block_size} tokens holds nothing")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._first = first
+        self._dropped = dropped
         self._free = list(range(first + num_blocks - 1, first - 1, -1))
         self._refs = [0] * num_blocks
         self._cached: dict[BlockHash, int] = {}
@@ -195,6 +204,8 @@ class BlockPool:
     def _drop(self, name: BlockHash) -> None:
         del self._cached[name]
         self._successors.pop(name, None)
+        if self._dropped is not None:
+            self._dropped(name)
 
     # --- prefix caching ---------------------------------------------------------------
 
@@ -234,11 +245,13 @@ class BlockPool:
 
     def cache(
         self, table: Sequence[int], hashes: Sequence[BlockHash], start: int = 0, stop: int = -1
-    ) -> None:
+    ) -> list[int]:
         """Cache blocks ``start … stop - 1`` of ``table``, which are full, under their ``hashes``.
 
         ``stop`` is -1 for all that have a hash. A name that is cached already keeps its block.
+        Return the places in ``table`` of those that were not.
         """
+        fresh: list[int] = []
         most = min(len(table), len(hashes))
         for n in range(start, most if stop < 0 else min(stop, most)):
             if hashes[n] not in self._cached and table[n] not in self._hashes:
@@ -249,6 +262,8 @@ class BlockPool:
                     known = self._successors.setdefault(hashes[n - 1], hashes[n])
                     if known != hashes[n]:
                         self._successors[hashes[n - 1]] = None
+                fresh.append(n)
+        return fresh
 
     def cached(self) -> Iterator[tuple[BlockHash, int]]:
         """Yield the names that are cached, and where their blocks end in tokens.

@@ -26,6 +26,7 @@ from headway.core.worker.events import (
     SendTokens,
     StartTransfer,
     StopTransfer,
+    TellKv,
     TellTokens,
     WorkerEvent,
 )
@@ -283,8 +284,8 @@ class SimWorker:
                 self._transfers.stop(key)
             case AcceptKv(key) | AcknowledgeKv(key) | RefuseKv(key):
                 self._answers[key] = action
-            case AskPredictor():
-                pass  # simulated instances predict by themselves
+            case AskPredictor() | TellKv():
+                pass  # simulated instances predict by themselves, and no router stands in front
             case _:
                 self._around.to_scheduler(self.worker_id, action)
 

@@ -30,6 +30,8 @@ class EndpointEntry(_Table):
     chunk_tokens: int = Field(8192, ge=1, le=MOST_TOKENS)
     max_model_len: int = Field(MOST_TOKENS, ge=1, le=MOST_TOKENS)
     metrics: bool = True
+    metrics_port: int = Field(0, ge=0, le=65_535)
+    """Port of ``/metrics`` at the same address; 0: that of the endpoint."""
     kv_events: int = Field(0, ge=0, le=65_535)
     """Port of the KV events at the same address; 0: none."""
     kv_replay: int = Field(0, ge=0, le=65_535)
@@ -50,9 +52,10 @@ class _File(_Table):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One address, and where its KV events are; "" for none."""
+    """One address, and where its KV events are; "" for none. ``metrics``: ``ip:port``."""
 
     info: EndpointInfo
+    metrics: str
     kv_events: str = ""
     kv_replay: str = ""
 
@@ -112,4 +115,5 @@ def _listed(entry: EndpointEntry, ip: str, port: int) -> Listed:
     def at(other: int) -> str:
         return f"tcp://{ip}:{other}" if other else ""
 
-    return Listed(info, at(entry.kv_events), at(entry.kv_replay))
+    metrics = f"{ip}:{entry.metrics_port or port}"
+    return Listed(info, metrics, at(entry.kv_events), at(entry.kv_replay))

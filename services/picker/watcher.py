@@ -56,7 +56,7 @@ class Watcher:
             await asyncio.sleep(max(0.0, begun_at + self._interval - self._now()))
 
     async def _scrape(self) -> EndpointMetrics | Silence:
-        url = f"http://{self.listed.info.address}/metrics"
+        url = f"http://{self.listed.metrics}/metrics"
         try:
             async with asyncio.timeout(self._timeout), self._client.get(url) as reply:
                 if reply.status >= 500:

@@ -12,7 +12,8 @@ from prometheus_client.core import Metric
 class VllmNames:
     """A collector of metrics that a registry has under other names.
 
-    ``names``: vLLM's name by ours. Every sample gets the label ``model_name``, as vLLM's have.
+    ``names``: vLLM's name by ours. Every sample gets the label ``model_name``, as vLLM's have, and
+    a DP unit is an ``engine``.
     """
 
     def __init__(self, registry: CollectorRegistry, names: Mapping[str, str], model: str) -> None:
@@ -42,5 +43,7 @@ class VllmNames:
         metric = Metric(name, found.documentation, found.type)
         for sample in found.samples:
             labels = {"model_name": self._model, **sample.labels}
+            if "unit" in labels:
+                labels["engine"] = labels.pop("unit")
             metric.add_sample(name + sample.name[len(found.name) :], labels, sample.value)
         return metric

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from headway.core.settings import PolicySettings, policy_settings
 from headway.core.worker.settings import WorkerSettings
-from services.runtime.config import ModelName
+from services.runtime.config import ModelName, is_loopback
 from services.runtime.preset import PresetConfig
 from services.runtime.rooms import SHIPPED_MODEL
 
 _DEFAULTS = WorkerSettings()
+_ZMQ = re.compile(r"tcp://.+:[0-9]{1,5}|ipc://.+")
 
 
 class EngineConfig(PresetConfig):
@@ -140,12 +142,40 @@ class WorkerConfig(EngineConfig):
     record_passes: str = Field(
         "", description="folder to record every pass in, for `headway profile fit`; default: none"
     )
+    kv_events: str = Field(
+        "",
+        description="ZMQ endpoint at which to publish KV events as vLLM does, for example "
+        "tcp://127.0.0.1:5557; default: none",
+    )
+    kv_events_replay: str = Field("", description="ZMQ endpoint for events that were missed")
     token_queue_batches: int = Field(
         4096, ge=1, description="passes queued for a gateway before it is dropped"
     )
     gateway_patience: float = Field(
         5.0, ge=0.0, description="seconds to reach a gateway before its requests are dropped"
     )
+
+    @field_validator("kv_events", "kv_events_replay")
+    @classmethod
+    def _a_zmq_endpoint(cls, value: str) -> str:
+        if value and not _ZMQ.fullmatch(value):
+            raise ValueError("must be tcp://HOST:PORT or ipc://PATH")
+        return value
+
+    @model_validator(mode="after")
+    def _may_publish(self) -> WorkerConfig:
+        if self.kv_events_replay and not self.kv_events:
+            raise ValueError("kv_events_replay needs kv_events")
+        if self.kv_events and not self.prefix_caching:
+            raise ValueError("kv_events needs prefix_caching: without it there are no events")
+        for endpoint in (self.kv_events, self.kv_events_replay):
+            is_tcp = endpoint.startswith("tcp://")
+            if is_tcp and not is_loopback(endpoint[6:]) and not self.allow_plaintext:
+                raise ValueError(
+                    f"KV events at {endpoint} would show prompts beyond this machine, and ZMQ "
+                    "encrypts nothing: give --allow-plaintext on a network that you trust"
+                )
+        return self
 
     def policies(self) -> PolicySettings:
         """Return the preset's policies and the core's settings; HeadwayError for an unknown one.
@@ -162,6 +192,7 @@ class WorkerConfig(EngineConfig):
             move_rounds=self.move_rounds,
             runs_ahead=self.async_scheduling,
             tells_lives=True,
+            tells_kv=bool(self.kv_events),
         )
         found = policy_settings(self.chosen(), self.costs(), worker=options)
         pace = self.reader_pace or found.worker.reader_pace

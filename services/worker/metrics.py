@@ -8,15 +8,20 @@ from functools import partial
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 
 from headway.cluster import UnitLoad
-from headway.core.worker.events import PlanningAction, WorkerEvent
+from headway.core.worker.events import PassFailed, PlanningAction, WorkerEvent
 from headway.core.worker.room import Preemptions
 from headway.core.worker.unit import PrefixCounts
 from headway.cost.costs import Constant
 from headway.engine import EngineStepped
-from headway.forward_pass import ForwardPass
+from headway.forward_pass import ForwardPass, PassResult
 from headway.messages import EndForward, MeasuredCosts, Tuned
 from services.runtime.vllm_names import VllmNames
 
@@ -42,8 +47,14 @@ _UNIT_GAUGES: tuple[tuple[str, str, Callable[[UnitLoad], float]], ...] = (
 
 
 VLLM_NAMES = {
-    "headway_worker_running_requests": "vllm:num_requests_running",
+    "headway_worker_held_requests": "vllm:num_requests_running",
+    "headway_worker_waiting_requests": "vllm:num_requests_waiting",
     "headway_worker_kv_usage": "vllm:kv_cache_usage_perc",
+    "headway_worker_kv_config": "vllm:cache_config_info",
+    "headway_worker_prefix_asked_tokens": "vllm:prefix_cache_queries",
+    "headway_worker_prefix_hit_tokens": "vllm:prefix_cache_hits",
+    "headway_worker_prompt_tokens": "vllm:prompt_tokens",
+    "headway_worker_prefill_seconds": "vllm:request_prefill_time_seconds",
 }
 """vLLM's names of some of them, by ours."""
 SENT, REFUSED, CALLED_OFF, BROKEN = TRANSFER_ENDS = ("sent", "refused", "called_off", "broken")
@@ -52,6 +63,10 @@ SENT, REFUSED, CALLED_OFF, BROKEN = TRANSFER_ENDS = ("sent", "refused", "called_
 
 class CoreCounts(Protocol):
     """Totals that a worker's core keeps since its start."""
+
+    @property
+    def num_requests(self) -> Sequence[tuple[int, int]]:
+        """Return each DP unit's requests that hold blocks, and those that wait for some."""
 
     @property
     def prefix_counts(self) -> PrefixCounts:
@@ -74,10 +89,17 @@ class WorkerMetrics:
     """Metrics of one worker. Names begin with ``headway_worker_``; units are in the names."""
 
     def __init__(
-        self, registry: CollectorRegistry, core: CoreCounts, model: str, num_blocks: int
+        self,
+        registry: CollectorRegistry,
+        core: CoreCounts,
+        model: str,
+        num_blocks: int,
+        block_size: int,
     ) -> None:
-        """``num_blocks``: KV blocks of one DP unit."""
+        """``num_blocks``: KV blocks of one DP unit, of ``block_size`` tokens."""
         self._core = core
+        self._block_size = block_size
+        self._prefill = _Prefill()
         self._num_blocks = num_blocks
         VllmNames(registry, VLLM_NAMES, model)
         registry.register(self)
@@ -124,6 +146,7 @@ class WorkerMetrics:
     def collect(self) -> Iterator[Metric]:
         """Yield the core's totals, when the registry is scraped."""
         prefixes, preemptions = self._core.prefix_counts, self._core.preemptions
+        yield from self._routing_figures(prefixes)
         yield CounterMetricFamily(
             "headway_worker_prefix_asked_tokens",
             "Tokens of admitted requests, looked for in the prefix cache",
@@ -165,9 +188,45 @@ class WorkerMetrics:
                 costs.add_metric([name], value)
         yield costs
 
+    def _routing_figures(self, prefixes: PrefixCounts) -> Iterator[Metric]:
+        """Yield what routers and autoscalers for vLLM read, beside KV usage and prefixes."""
+        held = GaugeMetricFamily(
+            "headway_worker_held_requests",
+            "Requests that hold KV blocks, those that compute their prompts included",
+            labels=["unit"],
+        )
+        waiting = GaugeMetricFamily(
+            "headway_worker_waiting_requests", "Requests that wait for KV blocks", labels=["unit"]
+        )
+        sizes = GaugeMetricFamily(
+            "headway_worker_kv_config",
+            "1; block size in tokens and blocks of each DP unit in the labels",
+            labels=["unit", "block_size", "num_gpu_blocks"],
+        )
+        for unit, (num_running, num_waiting) in enumerate(self._core.num_requests):
+            held.add_metric([str(unit)], num_running)
+            waiting.add_metric([str(unit)], num_waiting)
+            sizes.add_metric([str(unit), str(self._block_size), str(self._num_blocks)], 1)
+        yield held
+        yield waiting
+        yield sizes
+        yield CounterMetricFamily(
+            "headway_worker_prompt_tokens",
+            "Tokens of prompts: computed, or found in the prefix cache",
+            self._prefill.num_tokens + prefixes.num_hit_tokens,
+        )
+        yield SummaryMetricFamily(
+            "headway_worker_prefill_seconds",
+            "Seconds of the passes that computed prompts, summed over these prompts",
+            self._prefill.num_prompts,
+            self._prefill.seconds,
+        )
+
     def heard(self, event: WorkerEvent) -> None:
-        """Show the γ that the scheduler sent, and count guesses; no other event is measured."""
-        if isinstance(event, Tuned):
+        """Show the γ that the scheduler sent, count guesses, and time prompts."""
+        if isinstance(event, PassResult | PassFailed):
+            self._prefill.ended(event)
+        elif isinstance(event, Tuned):
             self._gamma.set(event.gamma)
         elif isinstance(event, EngineStepped) and event.num_drafts:
             self._drafts.labels("accepted").inc(event.num_accepted)
@@ -202,6 +261,7 @@ class WorkerMetrics:
         self._passes.inc()
         self._tokens.labels("decode").inc(num_decode)
         self._tokens.labels("prefill").inc(num_tokens - num_decode)
+        self._prefill.started(forward_pass, num_tokens - num_decode)
 
     def _show(self, report: EndForward) -> None:
         if report.pass_time > 0.0:
@@ -213,6 +273,27 @@ class WorkerMetrics:
                 gauge.labels(str(load.unit)).set(read(load))
             usage = 1.0 - load.num_free_blocks / self._num_blocks
             self._usage.labels(str(load.unit)).set(usage)
+
+
+class _Prefill:
+    """Totals of the prompts that passes have computed."""
+
+    def __init__(self) -> None:
+        self.num_tokens = self.num_prompts = 0
+        self.seconds = 0.0
+        self._num_in_pass: dict[int, int] = {}
+
+    def started(self, forward_pass: ForwardPass, num_tokens: int) -> None:
+        self.num_tokens += num_tokens
+        prompts = [item for item in forward_pass.items if len(item.token_ids) > 1]
+        if prompts:
+            self._num_in_pass[forward_pass.pass_id] = len(prompts)
+            self.num_prompts += sum(item.sample for item in prompts)
+
+    def ended(self, result: PassResult | PassFailed) -> None:
+        num_prompts = self._num_in_pass.pop(result.pass_id, 0)
+        if isinstance(result, PassResult):
+            self.seconds += num_prompts * result.pass_time
 
 
 class PredictionMetrics:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from headway.cluster import Role, WorkerInfo
 from headway.core.reasoning import Markers
@@ -24,6 +24,7 @@ from headway.core.worker.events import (
     SendTokens,
     StartTransfer,
     StopTransfer,
+    TellKv,
     WorkerEvent,
 )
 from headway.core.worker.planning_engine import PlanningEngineCore
@@ -46,6 +47,9 @@ from services.worker.pass_record import PassRecord
 from services.worker.planning import NoKv, PlanningLink
 from services.worker.predictor_link import PredictorLink
 from services.worker.token_link import TokenLinks
+
+if TYPE_CHECKING:
+    from services.worker.kv_events import KvEvents
 
 _FAREWELL, _IDLE_FAREWELL = 2.0, 0.1
 """Seconds for a gateway to learn where a request has moved before it counts it as lost."""
@@ -72,7 +76,9 @@ class WorkerService:
         self.role = info.role
         self._record = PassRecord(config.record_passes, info) if config.record_passes else None
         self._core = _core(config, info, engine, reasoning)
-        self._metrics = WorkerMetrics(runtime.metrics, self._core, info.model, info.num_blocks)
+        self._metrics = WorkerMetrics(
+            runtime.metrics, self._core, info.model, info.num_blocks, info.block_size
+        )
         self._driver: Driver[WorkerEvent, PlanningAction] = Driver(
             self._core, self._perform, runtime.clock
         )
@@ -92,6 +98,7 @@ class WorkerService:
         self._sender = KvSender(config, kv, self._post, self._metrics, runtime.clock.now)
         asked = PredictionMetrics(runtime.metrics)
         self._predictor = PredictorLink(config, info.model, runtime.store, self._post, asked)
+        self._kv_events = _publish_kv(config, engine, runtime.clock.now)
         self._handlers = self._make_handlers()
         self._watching = essential(
             self._engine.watch(config.hang_timeout), "engine watch", may_return=True
@@ -123,6 +130,8 @@ class WorkerService:
         runs: dict[type, Callable[[Any], None]] = {ForwardPass: self._start_pass}
         if isinstance(engine, PlanningLink):
             runs = {EngineAdd: engine.add, EngineAbort: engine.abort, EngineTune: engine.tune}
+        if self._kv_events is not None:
+            runs[TellKv] = self._kv_events.publish
         return {
             **runs,
             **dict.fromkeys(get_args(FromWorker), self.control.report),
@@ -165,6 +174,8 @@ class WorkerService:
         await self._tokens.close()
         await self._sender.close()
         await self._engine.stop()
+        if self._kv_events is not None:
+            await self._kv_events.close()
         if self._record is not None:
             self._record.close()
 
@@ -239,6 +250,21 @@ def _refuse_role(kv_layout: str, role: Role) -> None:
     if not kv_layout and role is not Role.UNIFIED:
         message = f"role is {role.value!r}; a worker whose engine moves no KV must be 'unified'"
         raise HeadwayError(Code.FAILED_PRECONDITION, message, param="role")
+
+
+def _publish_kv(config: WorkerConfig, engine: Engine, now: Callable[[], float]) -> KvEvents | None:
+    """Return what publishes KV events, None where nobody asked for them."""
+    if not config.kv_events:
+        return None
+    if isinstance(engine, PlanningEngine):
+        message = f"kv_events: engine {config.engine} keeps its own cache, and publishes itself"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="kv_events")
+    try:
+        from services.worker.kv_events import KvEvents
+    except ImportError as error:
+        message = f"kv_events: {error}: pip install 'headway[picker]'"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="kv_events") from error
+    return KvEvents(config.kv_events, config.kv_events_replay, config.dp, now)
 
 
 def _max_running(config: WorkerConfig, engine: EngineInfo) -> int:

@@ -56,6 +56,7 @@ from headway.core.worker.events import (
     SendTokens,
     StartTransfer,
     StopTransfer,
+    TellKv,
     TransferEnded,
     WorkerAction,
     WorkerEvent,
@@ -303,7 +304,7 @@ class Cluster:
             worker.answers[action.key] = action
         elif isinstance(action, SendTokens):
             self.send(worker_id, "g", partial(self.to_gateway, action.batch))
-        elif isinstance(action, AskPredictor | StopTransfer):
+        elif isinstance(action, AskPredictor | StopTransfer | TellKv):
             return
         elif worker.stream == self.streams[worker_id]:
             report = WorkerReported(worker_id, action)

@@ -133,6 +133,11 @@ class WorkerCore:
         return self._state.loads
 
     @property
+    def num_requests(self) -> tuple[tuple[int, int], ...]:
+        """Every unit's requests that run, and those that wait."""
+        return self._state.num_requests
+
+    @property
     def prefix_counts(self) -> PrefixCounts:
         """Prefix cache statistics since the start."""
         counts = [unit.prefix_counts for unit in self._state.units]
@@ -205,6 +210,8 @@ class WorkerCore:
             self._waiting_dispatches = []
             if not self.num_held:
                 self._report_load(actions, now)
+        if self.settings.tells_kv:
+            actions += self._state.tell_kv()
         return [*self._state.sends(now), *actions]
 
     def _on_order(self, event: WorkerEvent, actions: list[WorkerAction]) -> None:

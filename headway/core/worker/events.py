@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headway.blocks import BlockHash
 from headway.engine import EngineStepped
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import ForwardPass, HiddenStates, PassResult
@@ -209,6 +210,36 @@ class AskPredictor:
     num_prompt_tokens: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class BlocksCached:
+    """Blocks that the prefix cache has from now on, one behind the other.
+
+    ``parent``: the name of the block before the first, None at the beginning of a prompt.
+    ``salt``: the prompt's, "" for none.
+    """
+
+    names: tuple[BlockHash, ...]
+    parent: BlockHash | None
+    token_ids: tuple[int, ...]
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksDropped:
+    """Blocks that it has no more."""
+
+    names: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TellKv:
+    """Changes of a DP unit's prefix cache on the device, for routers in front (in this order)."""
+
+    unit: int
+    block_size: int
+    changes: tuple[BlocksCached | BlocksDropped, ...]
+
+
 WorkerAction = (
     ForwardPass
     | FromWorker
@@ -219,6 +250,7 @@ WorkerAction = (
     | AcknowledgeKv
     | RefuseKv
     | AskPredictor
+    | TellKv
 )
 
 

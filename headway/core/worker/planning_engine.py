@@ -129,6 +129,11 @@ class PlanningEngineCore:
         return self._state.loads
 
     @property
+    def num_requests(self) -> tuple[tuple[int, int], ...]:
+        """Every unit's requests that run, and those that wait."""
+        return self._state.num_requests
+
+    @property
     def prefix_counts(self) -> PrefixCounts:
         """Prefix cache statistics, as far as the engine tells."""
         return self._unit.prefix_counts

@@ -50,3 +50,5 @@ class WorkerSettings:
     instead of before the request's own pass."""
     tells_lives: bool = False
     """True if gateways are told what happens to their requests (``headway.life``)."""
+    tells_kv: bool = False
+    """True if changes of the prefix cache are told (``TellKv``)."""

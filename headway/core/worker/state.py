@@ -9,7 +9,7 @@ from headway.blocks import BlockHash
 from headway.cluster import UnitLoad, WorkerInfo
 from headway.core.worker.batch import ClockedBatch
 from headway.core.worker.costs import CostMeter
-from headway.core.worker.events import SendTokens
+from headway.core.worker.events import SendTokens, TellKv
 from headway.core.worker.lifecycle import Stage
 from headway.core.worker.news import LifeNews
 from headway.core.worker.outbox import TokenOutbox
@@ -84,6 +84,17 @@ class WorkerState:
         """The decode batch that goes on from pass to pass; None while every request is planned."""
         self.lets_go = False
         """True if the scheduler needs to know which requests can move."""
+
+    @property
+    def num_requests(self) -> tuple[tuple[int, int], ...]:
+        """Every unit's requests now: those that hold blocks, and those that wait for some."""
+        counts = [(unit.num_running, len(unit.sequences)) for unit in self.units]
+        return tuple((running, max(0, held - running)) for running, held in counts)
+
+    def tell_kv(self) -> list[TellKv]:
+        """Return what has changed in prefix caches since the last call, where that is told."""
+        journals = [unit.journal for unit in self.units if unit.journal is not None]
+        return [told for journal in journals if (told := journal.take()) is not None]
 
     def catch_up(self) -> None:
         """Let every request's own state be as of the end of the last pass."""

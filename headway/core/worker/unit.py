@@ -17,6 +17,7 @@ from headway.blocks import (
 from headway.cluster import Role, UnitLoad, WorkerInfo
 from headway.core.worker.batch import UnitSums
 from headway.core.worker.host import HostMemory
+from headway.core.worker.kv_journal import KvJournal
 from headway.core.worker.lifecycle import Event, Stage
 from headway.core.worker.news import LifeNews
 from headway.core.worker.rates import MemoryRates
@@ -73,7 +74,9 @@ class WorkerUnit:
         self.rates = rates
         size = info.block_size
         num_host = settings.host_tokens // size
-        self.pool = BlockPool(info.num_blocks, size, first=unit * info.num_blocks)
+        self.journal = KvJournal(unit, size) if settings.tells_kv else None
+        dropped = None if self.journal is None else self.journal.dropped
+        self.pool = BlockPool(info.num_blocks, size, first=unit * info.num_blocks, dropped=dropped)
         self.host = HostMemory(num_host, size, first=unit * num_host, most_unsaved=info.num_blocks)
         self._has_second_tier = settings.host_prefixes and num_host > 0
         self.saving: list[Swap] = []
@@ -232,7 +235,9 @@ class WorkerUnit:
         if kv.namer is not None and len(hashes) < num_full:
             tokens = sequence.tokens(len(hashes) * size, num_full * size)
             hashes += block_names(tokens, size, kv.namer)
-        self.pool.cache(kv.blocks, hashes, kv.num_named, num_full)
+        fresh = self.pool.cache(kv.blocks, hashes, kv.num_named, num_full)
+        if self.journal is not None and fresh:
+            self.journal.cached(sequence, fresh)
         self._note_use(hashes[kv.num_named : num_full], kv.num_named)
         kv.num_named = num_full
         self._note_making(sequence)
@@ -369,6 +374,11 @@ class WorkerUnit:
         return CachedPrefixes(self.unit, tuple(n for n, _ in kept), tuple(n for _, n in kept))
 
     # --- load -------------------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold blocks, those that compute their prompts included."""
+        return sum(sequence.running for sequence in list(self.sequences.values()))
 
     def load(self) -> UnitLoad:
         """Return its load now, without phases."""

@@ -36,6 +36,7 @@ class Counts:
     """Totals of a worker's core."""
 
     preemptions: Preemptions = field(default_factory=Preemptions)
+    num_requests: tuple[tuple[int, int], ...] = ()
     prefix_counts: PrefixCounts = field(default_factory=PrefixCounts)
     constants: tuple[Constant, ...] = ()
     measured_costs: MeasuredCosts | None = None
@@ -56,7 +57,7 @@ async def test_every_metric_of_the_board_and_the_rules_is_there(running: Cluster
     others = CollectorRegistry()
     ServiceMetrics(others, "worker", "w")
     SchedulerMetrics(SchedulerCore().status, others)
-    WorkerMetrics(others, Counts(), "m", 64)
+    WorkerMetrics(others, Counts(), "m", 64, 16)
     known = families((others, running.service.metrics.registry))
     known |= {f"headway_scheduler_{name}" for name, _, _ in _POOL_GAUGES}
     named = {
