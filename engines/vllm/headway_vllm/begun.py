@@ -14,7 +14,7 @@ from headway_vllm.draws import RowDraws
 from headway_vllm.engine_parts import EngineParts
 from services.worker.engine.backend import none_drawn
 from services.worker.engine.grammar import NO_MASKS, Masks
-from services.worker.engine.sampler import sent
+from services.worker.engine.transfer import sent
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class BegunPass:
         """Keep the hidden states of these requests; ``items`` are those of the pass by name."""
         rows = {items[name].key: n for n, name in enumerate(parts.request_ids)}
         states = parts.last_states
-        states = states[sent([rows[key] for key in keys], states.device)].float()
+        states = states[sent(torch.tensor([rows[key] for key in keys]), states.device)].float()
         most = torch.finfo(torch.float16).max
         self._hidden = keys, states.clamp(-most, most).to(torch.float16)
 

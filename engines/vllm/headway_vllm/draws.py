@@ -10,7 +10,8 @@ import torch
 from headway.forward_pass import PassItem
 from headway.request import SamplingParams
 from services.worker.engine.grammar import Masks
-from services.worker.engine.sampler import Drawing, Drawn, begin_draw, sent
+from services.worker.engine.sampler import Drawing, Drawn, begin_draw
+from services.worker.engine.transfer import sent
 
 
 def refusal(sampling: SamplingParams) -> str:
@@ -54,7 +55,7 @@ def begin_rows(
     tokens = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
     if not rows:
         return RowDraws(tokens)
-    own = sent(rows, logits.device)
+    own = sent(torch.tensor(rows), logits.device)
     drawing = begin_draw(logits[own], chosen, eos_token_ids, masks=masks)
     tokens[own] = drawing.tokens
     return RowDraws(tokens, rows, drawing)
