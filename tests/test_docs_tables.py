@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from headway.core.gateway import streams
+from headway.core.gateway.state import StreamStage
 from headway.core.scheduler.books import TRANSITIONS
 from headway.core.scheduler.reports import RECONCILE, Belief, Said
 from headway.core.worker import lifecycle
@@ -54,14 +57,37 @@ def word(member: Enum) -> str:
     return member.name.lower().replace("_", " ")
 
 
+def gateway_streams() -> str:
+    introduction = (
+        "The stream of an open request is at one of these stages, first `new`.",
+        "`headway/core/gateway/streams.py` alone moves it. It ends at any stage: complete,",
+        "refused, failed, at its deadline, or when its client leaves.",
+    )
+    return stages(introduction, "a stream that …", StreamStage, streams.TRANSITIONS)
+
+
 def worker_lifecycle() -> str:
-    moves = lifecycle.TRANSITIONS.items()
+    introduction = (
+        "A request on a worker is at one of these stages. `headway/core/worker/lifecycle.py`",
+        "alone moves it.",
+    )
+    return stages(introduction, "a request that …", lifecycle.Stage, lifecycle.TRANSITIONS)
+
+
+def stages(
+    introduction: Iterable[str],
+    meaning: str,
+    kinds: Iterable[Enum],
+    transitions: Mapping[tuple[Any, Any], Enum],
+) -> str:
+    """Return the stages with their meanings, and what leads from one to the next."""
+    known = list(kinds)
+    moves = sorted(transitions.items(), key=lambda move: known.index(move[0][0]))
     return "\n".join(
         [
-            "A request on a worker is at one of these stages. `headway/core/worker/lifecycle.py`",
-            "alone moves it.",
+            *introduction,
             "",
-            table(("stage", "a request that …"), ((word(s), s.value) for s in lifecycle.Stage)),
+            table(("stage", meaning), ((word(s), s.value) for s in known)),
             "",
             table(
                 ("stage", "event", "what happens", "next stage"),
@@ -82,6 +108,7 @@ def access() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "gateway streams": gateway_streams,
     "scheduler places": scheduler_places,
     "worker lifecycle": worker_lifecycle,
     "access": access,

@@ -98,7 +98,7 @@ class Film:
             },
             "cluster": cluster_of(picture),
             "sessions": sessions_of(core.sessions, now),
-            "requests": rows_of(self._search.look(core.open_requests, now)),
+            "requests": rows_of(self._search.look(core.streams.requests, now)),
         }
 
     def _ended(self, record: Record) -> EndedRequest:

@@ -92,7 +92,7 @@ class GatewayShell(ShellProcess):
     @property
     def core(self) -> Any:
         """Its core, None until it has started."""
-        return self.service._core if isinstance(self.service, GatewayService) else None
+        return self.service.cluster.core if isinstance(self.service, GatewayService) else None
 
 
 class SchedulerShell(ShellProcess):

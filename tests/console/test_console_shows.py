@@ -59,18 +59,18 @@ def test_a_row_says_where_a_request_is_and_how_long_its_promise_holds() -> None:
     asked = replace(asked, request=replace(asked.request, standing=standing))
     (request,) = requests_in(core.handle(asked, now=0.0))
     search = RowSearch(RowQuery())
-    (row,) = search.look(core.open_requests, 0.25).rows
+    (row,) = search.look(core.streams.requests, 0.25).rows
     assert (row.phase, row.service_class, row.tenant) == ("queued", "chat", "ann")
     assert (row.waited, row.slack) == (0.25, 0.75)
     place(core, request)
-    assert search.look(core.open_requests, 0.5).rows[0].phase == "prefill"
+    assert search.look(core.streams.requests, 0.5).rows[0].phase == "prefill"
     core.handle(TokenBatch("w", [request.stream_id], [0], [7], [None], {}), now=2.0)
-    (row,) = search.look(core.open_requests, 2.05).rows
+    (row,) = search.look(core.streams.requests, 2.05).rows
     assert (row.phase, row.worker_id, row.num_output_tokens) == ("decode", "w", 1)
     assert row.waited == 2.0
     assert row.slack == pytest.approx(0.05)
     place(core, request, "w", "v")
-    (row,) = search.look(core.open_requests, 2.05).rows
+    (row,) = search.look(core.streams.requests, 2.05).rows
     assert (row.phase, row.worker_id, row.target_id) == ("moving", "w", "v")
 
 
@@ -78,12 +78,12 @@ def test_filters_leave_out_what_does_not_match() -> None:
     core = gateway()
     for name, worker in (("a", "w"), ("b", "v"), ("c", "")):
         opened(core, name, on=worker)
-    found = RowSearch(RowQuery(worker="v")).look(core.open_requests, 1.0)
+    found = RowSearch(RowQuery(worker="v")).look(core.streams.requests, 1.0)
     assert [row.request_id for row in found.rows] == ["b"]
     assert found.num_open == 3
-    queued = RowSearch(RowQuery(phase="queued")).look(core.open_requests, 1.0)
+    queued = RowSearch(RowQuery(phase="queued")).look(core.streams.requests, 1.0)
     assert [row.request_id for row in queued.rows] == ["c"]
-    assert not RowSearch(RowQuery(tenant="bob")).look(core.open_requests, 1.0).rows
+    assert not RowSearch(RowQuery(tenant="bob")).look(core.streams.requests, 1.0).rows
 
 
 def test_of_ten_thousand_requests_few_are_read_at_a_time_and_the_oldest_is_found() -> None:
@@ -93,7 +93,7 @@ def test_of_ten_thousand_requests_few_are_read_at_a_time_and_the_oldest_is_found
     search = RowSearch(RowQuery("wait", num_rows=10))
     most_read = 0
     for _ in range(20):
-        found = search.look(core.open_requests, 1.0)
+        found = search.look(core.streams.requests, 1.0)
         most_read = max(most_read, found.num_read)
     assert most_read <= 510
     assert [row.request_id for row in found.rows] == [f"r{9_999 - n}" for n in range(10)]
@@ -280,6 +280,6 @@ def test_a_row_has_its_session_and_a_search_finds_it() -> None:
     core = gateway()
     session_turn(core, "a", 1.0)
     opened(core, "b")
-    found = RowSearch(RowQuery(session="s")).look(core.open_requests, 2.0)
+    found = RowSearch(RowQuery(session="s")).look(core.streams.requests, 2.0)
     assert rows_of(found)["rows"]["a"]["session"] == "s"
     assert rows_of(found)["order"] == ["a"]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from headway.core.gateway import order
 from headway.core.gateway.events import Delivery
-from headway.core.gateway.state import OpenRequest, OpenRequests
+from headway.core.gateway.order import Intake
+from headway.core.gateway.state import OpenRequest
 from headway.core.scheduler.state import SchedulerState
 from headway.core.worker import arrivals, departures
 from headway.core.worker.events import StartTransfer, WorkerAction
@@ -55,17 +55,15 @@ def frees_blocks_before_the_target_has_them(patch: pytest.MonkeyPatch) -> None:
 
 
 def delivers_repeats(patch: pytest.MonkeyPatch) -> None:
-    out_of_order = order._out_of_order
+    out_of_order = Intake._out_of_order
 
-    def mutant(
-        taken: order.Taken, requests: OpenRequests, state: OpenRequest, index: int, token: Delivery
-    ) -> None:
+    def mutant(self: Intake, state: OpenRequest, index: int, token: Delivery) -> None:
         if index < len(state.output) and token.finish_reason is None:
-            taken.deliveries.append(token)
+            self.deliveries.append(token)
         else:
-            out_of_order(taken, requests, state, index, token)
+            out_of_order(self, state, index, token)
 
-    patch.setattr(order, "_out_of_order", mutant)
+    patch.setattr(Intake, "_out_of_order", mutant)
 
 
 def says_nothing_of_what_a_worker_lost(patch: pytest.MonkeyPatch) -> None:

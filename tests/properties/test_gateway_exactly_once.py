@@ -24,11 +24,14 @@ from headway.core.gateway.events import (
     WorkerDetached,
 )
 from headway.core.gateway.settings import GatewaySettings
+from headway.core.gateway.state import StreamStage
+from headway.core.gateway.streams import TRANSITIONS, StreamEvent
 from headway.errors import Code
 from headway.messages import CancelStream, Lost, Placed, StreamFailure, TokenBatch
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
 
 WORKERS = ("w0", "w1", "w2")
+ON_WORKERS = (StreamStage.RUNNING, StreamStage.LACKING, StreamStage.ORPHANED)
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
@@ -98,9 +101,20 @@ class World:
 
     def tell(self, event: GatewayEvent) -> None:
         self.perform(list(self.core.handle(event, now=self.now)))
+        self.check()
 
     def wake(self) -> None:
         self.perform(list(self.core.wake(now=self.now)))
+        self.check()
+
+    def check(self) -> None:
+        """What a stream has is what its stage says."""
+        for state in self.core.streams.requests:
+            assert state.stage is not StreamStage.NEW
+            has_worker = state.stage in ON_WORKERS
+            assert bool(state.worker_id) is bool(state.sources) is has_worker
+            if state.stage is not StreamStage.ORPHANED:
+                assert bool(state.early) is (state.stage is StreamStage.LACKING)
 
     def perform(self, actions: list[GatewayAction]) -> None:
         for action in actions:
@@ -209,6 +223,11 @@ class World:
             self.now += 0.5
             self.wake()
         raise AssertionError("a request never ended")
+
+
+def test_every_stage_is_left_and_every_event_happens() -> None:
+    assert {stage for stage, _ in TRANSITIONS} == set(StreamStage)
+    assert {event for _, event in TRANSITIONS} == set(StreamEvent)
 
 
 @settings(max_examples=300, deadline=None)

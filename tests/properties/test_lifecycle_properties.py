@@ -5,13 +5,16 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import headway.core.worker.lifecycle as table
 from headway.cluster import Role
+from headway.core.gateway import streams
+from headway.core.worker import lifecycle
 from headway.core.worker.events import PassFailed
 from headway.core.worker.lifecycle import TRANSITIONS, Event, Stage
 from headway.core.worker.sequence import Sequence
@@ -178,9 +181,14 @@ def test_every_stage_but_the_last_leads_to_the_last() -> None:
     assert len(Stage) <= 9
 
 
-def test_only_the_table_s_own_file_changes_a_stage() -> None:
-    folder = Path(table.__file__).parent
-    for path in folder.glob("*.py"):
+@pytest.mark.parametrize(
+    ("table", "fields"), [(lifecycle, ("stage", "ended")), (streams, ("stage", "due_at"))]
+)
+def test_only_the_table_s_own_file_changes_a_stage(
+    table: ModuleType, fields: tuple[str, ...]
+) -> None:
+    own = Path(str(table.__file__))
+    for path in own.parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                assert path.name == "lifecycle.py" or node.attr not in ("stage", "ended")
+                assert path == own or node.attr not in fields

@@ -13,7 +13,7 @@ from headway.core.gateway.pacing import Pacers
 from headway.policies.pacing import Pace, Pacing, TokenPacerParams
 from headway.policies.pacing.token_pacer import TokenPacer
 from headway.presets import PRESETS
-from headway.request import FinishReason
+from headway.request import FinishReason, Request, SamplingParams
 from headway.sim.clients import SimRequest
 from headway.sim.experiment import Conditions, cluster_spec, simulate
 from headway.sim.shown import shown_at
@@ -35,7 +35,7 @@ class StepByStep:
 def paced(came_at: list[float]) -> list[float]:
     """The instants at which a gateway's core releases tokens, woken whenever it asks for it."""
     pacers, shown = Pacers(TokenPacer(TokenPacerParams(TPOT))), list[float]()
-    pacers.open("r", reasons=False)
+    pacers.open(Request("r", "m", (1,), SamplingParams(max_tokens=9), 0.0))
     for number, at in enumerate(came_at):
         while pacers.next_at is not None and pacers.next_at < at:
             now = pacers.next_at

@@ -18,9 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from headway.core.gateway.settings import GatewaySettings
 from headway.core.gateway.state import Death, OpenRequest, OpenRequests
-from headway.errors import Code, HeadwayError
 
 PROGRESS = 16
 """Tokens after which earlier attempts and deaths are forgiven.
@@ -35,26 +33,6 @@ def forgive(state: OpenRequest) -> None:
         state.num_tries = 0
         state.deaths.clear()
     state.num_tokens_before = len(state.output)
-
-
-def backoff(num_tries: int, settings: GatewaySettings) -> float:
-    """Return the seconds before the next attempt: double those before the last, up to a bound."""
-    return min(settings.first_backoff * 2.0 ** (num_tries - 1), settings.longest_backoff)
-
-
-def too_many_attempts(most: int, reason: str, retry_after: float) -> HeadwayError:
-    """Return the refusal of a request after ``most`` attempts without progress."""
-    message = f"the request failed {most} times, the most allowed; the last time: {reason}"
-    return HeadwayError(Code.UNAVAILABLE, message, retry_after=retry_after)
-
-
-def too_many_deaths(state: OpenRequest, reason: str) -> HeadwayError:
-    """Return the refusal of a request that seems to kill its workers."""
-    message = (
-        f"the workers that ran this request died {len(state.deaths)} times, and other requests are "
-        f"not the cause: it is not tried again; the last time: {reason}"
-    )
-    return HeadwayError(Code.INTERNAL, message)
 
 
 class Suspects:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from headway.core.gateway.events import Delivery
 from headway.core.reasoning import Markers
 from headway.policies.pacing import Pace, Pacing
+from headway.request import Request
 
 
 @dataclass(slots=True, eq=False)
@@ -60,27 +61,17 @@ class Pacers:
         """Instant when the next token is due; its stream may have ended."""
         return self._due[0][0] if self._due else None
 
-    def open(
-        self,
-        request_id: str,
-        *,
-        reasons: bool,
-        prompt: Sequence[int] = (),
-        tpot: float | None = None,
-        model: str = "",
-    ) -> None:
-        """Pace the tokens of a new request, if the policy paces at all.
-
-        ``tpot``: seconds in which its reader reads a token; None: as the policy says.
-        """
+    def open(self, request: Request) -> None:
+        """Pace the tokens of a new request, if the policy paces at all."""
         if not self._policy.paces:
             return
-        markers = self._own.get(model, self._markers)
-        is_answering = not (markers.end and reasons)
+        service = request.standing.service
+        pace = self._policy.pace(service.tpot if service is not None else None)
+        markers = self._own.get(request.model, self._markers)
+        is_answering = not (markers.end and request.reasons)
         tail: deque[int] = deque(maxlen=len(markers.end))
-        self._streams[request_id] = _Stream(
-            self._policy.pace(tpot), prompt, tail, is_answering, markers
-        )
+        stream = _Stream(pace, request.prompt_token_ids, tail, is_answering, markers)
+        self._streams[request.request_id] = stream
 
     def pass_on(self, deliveries: Sequence[Delivery], *, now: float) -> Sequence[Delivery]:
         """Take tokens; return those to deliver now."""

@@ -10,7 +10,7 @@ from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
 
-from headway.core.gateway.state import OpenRequest, OpenRequests
+from headway.core.gateway.state import OpenRequest, OpenRequests, StreamStage
 from headway.errors import invalid, require_between
 
 MOST_ROWS = 200
@@ -69,13 +69,13 @@ PHASES = (QUEUED, PREFILL, DECODE, MOVING, RETRYING)
 
 def phase_of(state: OpenRequest) -> str:
     """Return where a request is, as far as its gateway knows."""
-    if state.retry_at is not None:
+    if state.stage in (StreamStage.RETRYING, StreamStage.SUSPECTED):
         return RETRYING
     if len(state.sources) > 1:
         return MOVING
-    if state.output:
-        return DECODE if state.worker_id else QUEUED
-    return PREFILL if state.worker_id else QUEUED
+    if not state.worker_id:
+        return QUEUED
+    return DECODE if state.output else PREFILL
 
 
 def slack_of(state: OpenRequest, now: float) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from enum import Enum
+from math import inf
 from typing import NamedTuple
 
 from headway.core.gateway.events import Delivery, Pause
@@ -14,6 +16,19 @@ from headway.request import Request
 
 _MOST_HELD = 256  # of one request
 _MOST_HELD_OF_ALL = 16_384
+
+
+class StreamStage(Enum):
+    """The stage of an open request's stream; ``streams.py`` alone changes it."""
+
+    NEW = "has just come"
+    UNSENT = "waits until a scheduler is connected"
+    SENT = "is at the scheduler, which has not named a worker"
+    RUNNING = "has a worker"
+    LACKING = "has a worker, and lacks a token that a later one has overtaken"
+    ORPHANED = "awaits the scheduler's word on its worker, whose token stream broke"
+    RETRYING = "waits for its next attempt"
+    SUSPECTED = "may be what kills its workers, and waits until no other such one runs"
 
 
 class Held(NamedTuple):
@@ -55,14 +70,9 @@ class OpenRequest:
     """Instant of its newest token."""
     placed_at: float = 0.0
     """Instant at which it was placed on its worker."""
-    orphaned_since: float | None = None
-    """Instant since which the scheduler's word on its worker is awaited, whose stream broke."""
-    retry_at: float | None = None
-    """Instant of its resubmission; None unless that is planned."""
-    unsent_since: float | None = None
-    """Instant since which it has waited for a scheduler."""
-    gap_since: float | None = None
-    """Instant since which it has lacked a token whose successor is in ``early``."""
+    stage: StreamStage = StreamStage.NEW
+    due_at: float = inf
+    """Instant at which its stage has lasted long enough."""
     early: dict[int, Delivery] = field(default_factory=dict)
     """Tokens that came before their predecessor, by index."""
     decision: str = ""
@@ -98,13 +108,11 @@ class OpenRequest:
         """The current attempt's name on the wire."""
         return self.request.stream_id
 
-    def next_attempt(self, stream_id: int, retry_at: float) -> None:
+    def next_attempt(self, stream_id: int) -> None:
         """Forget the worker; continue after the tokens so far under a new stream id."""
         attempt = self.request.attempt + 1
         self.request = replace(self.current(), attempt=attempt, stream_id=stream_id)
         self.worker_id = self.source_id = ""
-        self.retry_at = retry_at
-        self.unsent_since = self.gap_since = self.orphaned_since = None
         self.early.clear()
         self.sources = ()
         self.former.clear()
@@ -124,12 +132,13 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """All open requests, by request id and by the current attempt's stream id."""
+    """All open requests, by request id and by the current attempt's stream id; their timers."""
 
     def __init__(self) -> None:
         self.by_stream: dict[int, OpenRequest] = {}
         self._by_id: dict[str, OpenRequest] = {}
         self._num_held = 0
+        self._timers: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -150,11 +159,11 @@ class OpenRequests:
         self._by_id[state.request_id] = state
         self.by_stream[state.stream_id] = state
 
-    def rename(self, state: OpenRequest, stream_id: int, retry_at: float) -> None:
+    def rename(self, state: OpenRequest, stream_id: int) -> None:
         """Start its next attempt: the old stream id is unknown from now on."""
         del self.by_stream[state.stream_id]
         self.release(state)
-        state.next_attempt(stream_id, retry_at)
+        state.next_attempt(stream_id)
         self.by_stream[stream_id] = state
 
     def remove(self, state: OpenRequest) -> None:
@@ -187,33 +196,26 @@ class OpenRequests:
                 return said
         return None
 
-
-class Timers:
-    """Instants at which open requests need attention; those of closed requests are skipped."""
-
-    def __init__(self, requests: OpenRequests) -> None:
-        self._requests = requests
-        self._heap: list[tuple[float, str]] = []
+    # --- timers -----------------------------------------------------------------------
 
     @property
     def next_at(self) -> float | None:
-        """The earliest instant of an open request."""
-        while self._heap and self._heap[0][1] not in self._requests:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        """The earliest instant at which an open request needs attention."""
+        while self._timers and self._timers[0][1] not in self._by_id:
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
 
-    def add(self, at: float, request_id: str) -> None:
+    def wake_at(self, at: float, state: OpenRequest) -> None:
         """Check the request at or after ``at``."""
-        heapq.heappush(self._heap, (at, request_id))
+        heapq.heappush(self._timers, (at, state.request_id))
         # An open request rarely has over two timers: far beyond that most are stale.
-        if len(self._heap) > 64 + 8 * len(self._requests):
-            self._heap = [entry for entry in self._heap if entry[1] in self._requests]
-            heapq.heapify(self._heap)
+        if len(self._timers) > 64 + 8 * len(self._by_id):
+            self._timers = [entry for entry in self._timers if entry[1] in self._by_id]
+            heapq.heapify(self._timers)
 
     def pop_due(self, now: float) -> Iterator[OpenRequest]:
         """Yield the requests whose instant has come."""
-        while self._heap and self._heap[0][0] <= now:
-            _, request_id = heapq.heappop(self._heap)
-            state = self._requests.find(request_id)
+        while self._timers and self._timers[0][0] <= now:
+            state = self._by_id.get(heapq.heappop(self._timers)[1])
             if state is not None:
                 yield state

@@ -64,6 +64,7 @@ class ConsoleFeed:
     def __init__(
         self,
         core: GatewayCore,
+        recent: RecentRequests,
         classes: ServiceClasses,
         sight: ClusterSight,
         describe: Callable[[], Mapping[str, Any]],
@@ -74,7 +75,7 @@ class ConsoleFeed:
         self._describe = describe
         self._now = now
         self.promises = promises_of(classes.by_name.values())
-        self.recent = RecentRequests(now())
+        self.recent = recent
         self._classes: tuple[int, Json] = (0, {})  # with the second of their figures
         self._watchers: dict[Exchange, RowQuery] = {}
         self._views: dict[RowQuery, _View] = {}
@@ -141,7 +142,7 @@ class ConsoleFeed:
         self._shared = shared
         changed = merge_patch(before, shared)
         for view in list(self._views.values()):
-            found = view.search.look(self._core.open_requests, self._now())
+            found = view.search.look(self._core.streams.requests, self._now())
             view.tell(shared, changed, rows_of(found))
         pause = _INTERVAL * max(1.0, len(self._views) / _MOST_IN_FULL)
         self._timer = asyncio.get_running_loop().call_later(pause, self._tell)

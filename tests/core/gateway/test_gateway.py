@@ -153,7 +153,7 @@ def test_a_lost_request_goes_on_behind_its_tokens_under_a_new_stream_id() -> Non
     stale = core.handle(tokens(first.stream_id, 2, [9]), now=2.1)
     assert list(stale) == [CancelTokens("w", (first.stream_id,))]
     assert delivered(core.handle(tokens(second.stream_id, 2, [9]), now=2.2)) == [9]
-    assert core.num_resubmitted == 1
+    assert core.streams.num_resubmitted == 1
 
 
 def test_a_broken_token_stream_runs_again_what_that_worker_had_and_nothing_else() -> None:
@@ -374,7 +374,7 @@ def test_timers_of_ended_requests_do_not_pile_up() -> None:
     for i in range(10_000):
         request = opened(core, str(i))
         core.handle(tokens(request.stream_id, 0, [1], end=FinishReason.STOP), now=0.0)
-    assert len(core._timers._heap) < 100
+    assert len(core.streams.requests._timers) < 100
 
 
 def test_a_burst_of_what_yields_by_its_class_is_none() -> None:

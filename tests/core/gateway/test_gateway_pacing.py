@@ -147,7 +147,7 @@ def test_every_token_comes_once_in_order_and_never_beyond_its_due_time(
     passes: list[tuple[int, float]], tpot: float
 ) -> None:
     pacers = Pacers(TokenPacer(TokenPacerParams(tpot)))
-    pacers.open("r", reasons=False)
+    pacers.open(Request("r", "m", (1,), SamplingParams(max_tokens=9), 0.0))
     arrived: list[float] = []
     released: list[tuple[int | None, float]] = []
     now = 0.0

@@ -50,7 +50,7 @@ def test_a_worker_that_was_not_named_writes_into_no_answer() -> None:
         assert core.handle(forged, now=1.0) == []
     assert core.next_wakeup == 60.0  # it has opened no gap
     assert delivered(core.handle(tokens(request.stream_id, 1, [8, 9]), now=1.0)) == [8, 9]
-    assert core.num_resubmitted == 0
+    assert core.streams.num_resubmitted == 0
 
 
 def test_a_worker_that_was_not_named_fails_no_request_and_hangs_up_on_none() -> None:

@@ -133,7 +133,7 @@ async def attach(
             yield batch
         await ended.wait()
 
-    there = address or running.service.sink_address
+    there = address or running.service.cluster.sink_address
     async with open_channel(there, ServiceConfig(), ServiceRole.GATEWAY) as channel:
         call = gateway_pb2_grpc.TokenSinkStub(channel).Attach(bring())
         told: list[gateway_pb2.TokenControl] = []
@@ -172,7 +172,7 @@ async def test_the_clients_port_takes_no_tokens(running: Cluster) -> None:
 
 
 async def test_the_port_for_tokens_serves_no_client(running: Cluster) -> None:
-    async with grpc.aio.insecure_channel(running.service.sink_address) as channel:
+    async with grpc.aio.insecure_channel(running.service.cluster.sink_address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in gateway_pb2_grpc.GatewayStub(channel).Generate(chat("a")):
                 pass
@@ -181,7 +181,7 @@ async def test_the_port_for_tokens_serves_no_client(running: Cluster) -> None:
 
 async def test_the_membership_names_the_port_for_tokens(running: Cluster) -> None:
     said = running.service.member()
-    assert said["address"] == running.service.sink_address != running.grpc_address
+    assert said["address"] == running.service.cluster.sink_address != running.grpc_address
     assert said["detail"]["grpc"] == running.grpc_address
 
 
@@ -190,7 +190,7 @@ async def attached(
     running: Cluster, worker_id: str, nonce: str
 ) -> AsyncIterator[grpc.aio.StreamStreamCall[gateway_pb2.TokenBatch, gateway_pb2.TokenControl]]:
     """A worker's token stream that stays open."""
-    sink = running.service.sink_address
+    sink = running.service.cluster.sink_address
     async with open_channel(sink, ServiceConfig(), ServiceRole.GATEWAY) as channel:
         call = wire.dial_attach(channel, nonce)
         await call.write(gateway_pb2.TokenBatch(worker_id=worker_id))
@@ -200,13 +200,13 @@ async def attached(
 
 async def test_nobody_else_takes_over_the_stream_of_a_worker(running: Cluster) -> None:
     async with attached(running, "w", "own") as first:
-        await until(lambda: running.service.sink.num_attached == 1)
+        await until(lambda: running.service.cluster.sink.num_attached == 1)
         async with attached(running, "w", "another") as second:
             assert await second.code() is grpc.StatusCode.PERMISSION_DENIED
         async with attached(running, "w", "") as third:
             assert await third.code() is grpc.StatusCode.PERMISSION_DENIED
         assert not first.done()
-        assert running.service.sink.num_attached == 1
+        assert running.service.cluster.sink.num_attached == 1
 
 
 @pytest.mark.parametrize("nonce", ["own", "new"])
@@ -216,7 +216,7 @@ async def test_a_worker_takes_its_own_stream_over_also_after_a_restart(
     proof = {NONCE_DIGEST: digest_of(nonce)}
     await running.store.join(Member("worker", "w", "w:1", detail=proof), 60.0)
     async with attached(running, "w", "own") as first:
-        await until(lambda: running.service.sink.num_attached == 1)
+        await until(lambda: running.service.cluster.sink.num_attached == 1)
         async with attached(running, "w", nonce) as second:
             assert await first.code() is grpc.StatusCode.OK
             assert not second.done()
@@ -226,11 +226,11 @@ async def test_a_worker_that_opens_its_stream_again_is_back_and_a_new_process_is
     running: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     posted: list[object] = []
-    monkeypatch.setattr(running.service.sink, "_post", posted.append)
+    monkeypatch.setattr(running.service.cluster.sink, "_post", posted.append)
     for nonce, num_back in (("own", 0), ("own", 1), ("new", 1)):
         async with attached(running, "w", nonce):
-            await until(lambda: running.service.sink.num_attached == 1)
-        await until(lambda: running.service.sink.num_attached == 0)
+            await until(lambda: running.service.cluster.sink.num_attached == 1)
+        await until(lambda: running.service.cluster.sink.num_attached == 0)
         assert posted.count(WorkerBack("w")) == num_back
 
 
@@ -314,7 +314,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_told() -> None:
 async def test_health_answers_and_reflection_does_not(running: Cluster) -> None:
     for address, service in (
         (running.grpc_address, "headway.v1.Gateway"),
-        (running.service.sink_address, "headway.v1.TokenSink"),
+        (running.service.cluster.sink_address, "headway.v1.TokenSink"),
     ):
         async with open_channel(address, ServiceConfig(), ServiceRole.GATEWAY) as channel:
             asked = health_pb2.HealthCheckRequest(service=service)
@@ -336,7 +336,7 @@ async def test_reflection_lists_what_a_port_serves_where_it_is_asked_for(
     async with cluster(tmp_path, store_url, grpc_reflection=True) as running:
         async with grpc.aio.insecure_channel(running.grpc_address) as channel:
             assert {"headway.v1.Gateway", "grpc.health.v1.Health"} <= await services_of(channel)
-        sink = running.service.sink_address
+        sink = running.service.cluster.sink_address
         async with open_channel(sink, ServiceConfig(), ServiceRole.GATEWAY) as channel:
             assert "headway.v1.TokenSink" in await services_of(channel)
 

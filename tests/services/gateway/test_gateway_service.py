@@ -310,5 +310,5 @@ async def test_grpc_health_follows_readiness_and_the_workers_port_does_not(
         await comes(well)
         await running.emulated.stop()
         await comes(unwell)
-    sink = running.service.sink_address
+    sink = running.service.cluster.sink_address
     assert await is_serving(sink, ServiceConfig(), ServiceRole.GATEWAY, within=60)

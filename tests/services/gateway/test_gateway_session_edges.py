@@ -101,7 +101,7 @@ async def test_equal_names_of_two_tenants_never_meet(tmp_path: Path, store_url: 
     async with cluster(tmp_path, store_url, api_key_file=keys) as running:
         for key in ("hw-a", "hw-b", "hw-a"):
             assert (await post(running, key, x_session_id="same")).status_code == 200
-        sessions = running.service._core.sessions
+        sessions = running.service.cluster.core.sessions
         rows = {row.tenant: row.num_turns for row in sessions.newest(9, now=0.0)}
         assert rows == {"a": 2, "b": 1}
         ended = await post(running, "hw-b", x_session_id="same", x_session_end="true")

@@ -1,0 +1,262 @@
+"""The streams of open requests: what may happen to one, and what the gateway then does.
+
+``TRANSITIONS`` lists every step from stage to stage, and no other file takes one. A stream begins
+as NEW. It ends at any stage: complete, refused, failed, at its deadline, or when its client leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from math import inf
+from types import MappingProxyType
+
+from headway.core.gateway.attempts import Suspects, forgive
+from headway.core.gateway.events import CancelTokens, Deliver, Delivery, Fail, GatewayAction
+from headway.core.gateway.lives import Lives
+from headway.core.gateway.pacing import Pacers
+from headway.core.gateway.sessions import Sessions
+from headway.core.gateway.settings import GatewaySettings
+from headway.core.gateway.state import OpenRequest, OpenRequests, StreamStage
+from headway.errors import Code, HeadwayError
+from headway.life.moments import MomentKind
+from headway.messages import CancelStream
+from headway.request import FinishReason, StreamKey
+
+
+class StreamEvent(Enum):
+    """An event that may change the stage of a stream."""
+
+    SENT = "it goes to the scheduler, or to a new leader"
+    KEPT = "it should go to the scheduler, and none is connected"
+    PLACED = "the scheduler names another worker for it"
+    OVERTAKEN = "a token comes before its predecessor"
+    CAUGHT_UP = "the missing tokens have come"
+    BROKE = "its worker's token stream breaks, and has brought nothing since it was placed there"
+    CONTINUES = "its next token comes from a worker that has it"
+    FAILED = "its attempt has failed, and may be followed by another"
+    SUSPECTED = "its attempt has failed, and it may be what kills its workers"
+    ALLOWED = "no other suspect runs"
+
+
+_MOST_NAMED = 4096
+_ATTEMPTED = (StreamStage.SENT, StreamStage.RUNNING, StreamStage.LACKING, StreamStage.ORPHANED)
+
+TRANSITIONS: Mapping[tuple[StreamStage, StreamEvent], StreamStage] = MappingProxyType(
+    {
+        (StreamStage.NEW, StreamEvent.SENT): StreamStage.SENT,
+        (StreamStage.NEW, StreamEvent.KEPT): StreamStage.UNSENT,
+        (StreamStage.UNSENT, StreamEvent.SENT): StreamStage.SENT,
+        (StreamStage.SENT, StreamEvent.PLACED): StreamStage.RUNNING,
+        (StreamStage.RUNNING, StreamEvent.PLACED): StreamStage.RUNNING,
+        (StreamStage.RUNNING, StreamEvent.OVERTAKEN): StreamStage.LACKING,
+        (StreamStage.RUNNING, StreamEvent.BROKE): StreamStage.ORPHANED,
+        (StreamStage.LACKING, StreamEvent.PLACED): StreamStage.LACKING,
+        (StreamStage.LACKING, StreamEvent.CAUGHT_UP): StreamStage.RUNNING,
+        (StreamStage.LACKING, StreamEvent.BROKE): StreamStage.ORPHANED,
+        (StreamStage.ORPHANED, StreamEvent.PLACED): StreamStage.RUNNING,
+        (StreamStage.ORPHANED, StreamEvent.CONTINUES): StreamStage.RUNNING,
+        (StreamStage.ORPHANED, StreamEvent.BROKE): StreamStage.ORPHANED,
+        (StreamStage.RETRYING, StreamEvent.SENT): StreamStage.SENT,
+        (StreamStage.RETRYING, StreamEvent.KEPT): StreamStage.UNSENT,
+        (StreamStage.SUSPECTED, StreamEvent.ALLOWED): StreamStage.RETRYING,
+        **{(stage, StreamEvent.SENT): stage for stage in _ATTEMPTED},  # to the next leader
+        **{(stage, StreamEvent.FAILED): StreamStage.RETRYING for stage in _ATTEMPTED},
+        **{(stage, StreamEvent.SUSPECTED): StreamStage.SUSPECTED for stage in _ATTEMPTED},
+    }
+)
+
+
+class Streams:
+    """The only writer of stages; ``actions`` collects what follows from the current event."""
+
+    def __init__(
+        self,
+        gateway_id: str,
+        settings: GatewaySettings,
+        draw_stream_id: Callable[[], int],
+        pacers: Pacers,
+        lives: Lives,
+        sessions: Sessions,
+    ) -> None:
+        self.requests = OpenRequests()
+        self.suspects = Suspects(self.requests, settings.max_deaths)
+        self.actions: list[GatewayAction] = []
+        self.is_connected = False
+        """True while a scheduler leader listens."""
+        self.num_waiting = 0
+        """Open requests without a token so far."""
+        self.num_resubmitted = 0
+        self.named: dict[str, None] = {}
+        """Workers that the scheduler has named, the newest last; others learn nothing."""
+        self._gateway_id, self._settings = gateway_id, settings
+        self._draw_stream_id = draw_stream_id
+        self._pacers, self._lives, self._sessions = pacers, lives, sessions
+
+    def _advance(self, state: OpenRequest, event: StreamEvent, due_at: float | None = None) -> None:
+        """Go to the next stage, which needs attention at ``due_at``; None: as before, or never."""
+        after = TRANSITIONS.get((state.stage, event))
+        assert after is not None, f"{event.name} cannot happen to one that is {state.stage.name}"
+        if due_at is not None:
+            state.due_at = due_at
+            self.requests.wake_at(due_at, state)
+        elif after is not state.stage:
+            state.due_at = inf
+        state.stage = after
+
+    # --- to the scheduler -------------------------------------------------------------
+
+    def open(self, state: OpenRequest, now: float) -> None:
+        """Begin a stream."""
+        self.requests.add(state)
+        self.num_waiting += 1
+        self.requests.wake_at(state.request.deadline_at, state)
+        self.send(state, now)
+
+    def attempted(self, *keys: StreamKey) -> list[OpenRequest]:
+        """Return those whose current attempt the scheduler may know by these keys."""
+        found = (self.requests.by_stream.get(key.stream_id) for key in keys)
+        return [state for state in found if state is not None and state.stage in _ATTEMPTED]
+
+    def send(self, state: OpenRequest, now: float) -> None:
+        """Hand it to the scheduler, at once or when the next one is connected."""
+        if not self.is_connected:
+            self._advance(state, StreamEvent.KEPT, now + self._settings.scheduler_patience)
+            return
+        self._advance(state, StreamEvent.SENT)
+        state.request = state.current()
+        if state.life is not None:
+            state.life.note(MomentKind.SENT, now)
+        self.actions.append(state.request)
+
+    def connect(self, now: float) -> None:
+        """Send all to a new leader, but those whose next attempt has to wait."""
+        self.is_connected = True
+        for state in self.requests:
+            if state.stage is not StreamStage.RETRYING and state.stage is not StreamStage.SUSPECTED:
+                self.send(state, now)
+
+    # --- on workers -------------------------------------------------------------------
+
+    def place(self, state: OpenRequest, sources: tuple[str, ...], now: float) -> None:
+        """Take its tokens from these workers from now on; the first one has it."""
+        for worker_id in sources:
+            self.named.pop(worker_id, None)
+            self.named[worker_id] = None
+        while len(self.named) > _MOST_NAMED:
+            del self.named[next(iter(self.named))]
+        if sources != state.sources:
+            state.former = state.former.union(state.sources).difference(sources)
+            state.sources = sources
+        if state.source_id not in sources and state.worker_id != sources[0]:
+            state.worker_id, state.placed_at = sources[0], now
+            self._advance(state, StreamEvent.PLACED)
+            self.settle(state, now)
+
+    def settle(self, state: OpenRequest, now: float, *, continues: bool = False) -> None:
+        """Take the step that its tokens call for; ``continues``: the next one came in order."""
+        if continues and state.stage is StreamStage.ORPHANED:
+            self._advance(state, StreamEvent.CONTINUES)
+        if state.early and state.stage is StreamStage.RUNNING:
+            self._advance(state, StreamEvent.OVERTAKEN, now + self._settings.gap_patience)
+        elif not state.early and state.stage is StreamStage.LACKING:
+            self._advance(state, StreamEvent.CAUGHT_UP)
+
+    def orphan(self, state: OpenRequest, now: float) -> None:
+        """Wait for the scheduler's word on its worker, whose token stream broke."""
+        due_at = min(state.due_at, now + self._settings.gap_patience)  # a gap may end it sooner
+        self._advance(state, StreamEvent.BROKE, due_at)
+
+    # --- another attempt --------------------------------------------------------------
+
+    def retry(self, state: OpenRequest, reason: str, now: float) -> None:
+        """Start a new attempt after the tokens so far, unless there were too many attempts."""
+        forgive(state)
+        state.num_tries += 1
+        most, longest = self._settings.max_attempts, self._settings.longest_backoff
+        if state.num_tries >= most:
+            text = f"the request failed {most} times, the most allowed; the last time: {reason}"
+            self.fail(state, HeadwayError(Code.UNAVAILABLE, text, retry_after=longest), now)
+            return
+        self.num_resubmitted += 1
+        if state.life is not None:
+            state.life.note(MomentKind.LOST, now, state.worker_id, cause=reason)
+        self._cancel(state)
+        self.requests.rename(state, self.new_stream_id())
+        if self.suspects.may_run(state):
+            backoff = self._settings.first_backoff * 2.0 ** (state.num_tries - 1)
+            self._advance(state, StreamEvent.FAILED, now + min(backoff, longest))
+        else:
+            self._advance(state, StreamEvent.SUSPECTED)
+
+    def retry_all(
+        self, had: Iterable[OpenRequest], guilty: Sequence[OpenRequest], reason: str, now: float
+    ) -> None:
+        """Try the requests of a dead worker again, except those that seem to have killed it."""
+        for state in guilty:
+            text = (
+                f"the workers that ran this request died {len(state.deaths)} times, and other "
+                f"requests are not the cause: it is not tried again; the last time: {reason}"
+            )
+            self.fail(state, HeadwayError(Code.INTERNAL, text), now)
+        for state in had:
+            if state not in guilty:
+                self.retry(state, reason, now)
+
+    def try_next_suspect(self, now: float) -> None:
+        """Let the next suspect run, once the one before has ended or progressed."""
+        state = self.suspects.next()
+        if state is not None and state.stage is StreamStage.SUSPECTED:
+            self._advance(state, StreamEvent.ALLOWED, now + self._settings.first_backoff)
+
+    def new_stream_id(self) -> int:
+        """Draw an id that no open stream has."""
+        stream_id = self._draw_stream_id()
+        while stream_id in self.requests.by_stream:
+            stream_id = self._draw_stream_id()
+        return stream_id
+
+    # --- the end ----------------------------------------------------------------------
+
+    def end(self, state: OpenRequest, now: float, status: str, error: str = "") -> None:
+        """End a stream; its tokens are delivered, or nobody wants them."""
+        self.requests.remove(state)
+        self._sessions.ended(state, now=now)
+        self._lives.ended(state.request_id, now, status, error)
+        if not state.output:
+            self.num_waiting -= 1
+
+    def release(self, state: OpenRequest, now: float) -> None:
+        """End it for a client that wants no more of it; its work is cancelled."""
+        self._pacers.end(state.request_id)
+        self.end(state, now, FinishReason.CANCELLED.value)
+        self._cancel(state)
+
+    def cut(self, state: OpenRequest, message: str, now: float) -> None:
+        """End it at its deadline with what it has."""
+        end = Delivery(state.request_id, None, None, FinishReason.LENGTH, is_cut=True)
+        self.deliver([*self._pacers.end(state.request_id), end])
+        self.end(state, now, Code.DEADLINE_EXCEEDED.value, message)
+        self._cancel(state)
+
+    def fail(
+        self, state: OpenRequest, error: HeadwayError, now: float, *, is_refused: bool = False
+    ) -> None:
+        """End it with an error; ``is_refused``: the scheduler has it no more."""
+        self.deliver(self._pacers.end(state.request_id))
+        self.end(state, now, error.code.value, error.message)
+        if not is_refused:
+            self._cancel(state)
+        self.actions.append(Fail(state.request_id, error))
+
+    def _cancel(self, state: OpenRequest) -> None:
+        """Cancel the current attempt everywhere; a cancel of an unknown one does nothing."""
+        if state.worker_id:
+            self.actions.append(CancelTokens(state.worker_id, (state.stream_id,)))
+        if self.is_connected:
+            self.actions.append(CancelStream(StreamKey(self._gateway_id, state.stream_id)))
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """Send tokens to their clients."""
+        if deliveries:
+            self.actions.append(Deliver(deliveries))
