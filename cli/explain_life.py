@@ -45,14 +45,14 @@ def _headline(life: LifeRecord) -> str:
     if life.session_id:
         who.append(f"turn {life.turn} of session {life.session_id}")
     ending = "is still running" if life.instants.end is None else f"ended: {life.status}"
-    felt = [
+    figures = [
         f"{name} {value:.3f} s"
         for name, value in (("TTFT", life.ttft), ("TTFAT", life.ttfat))
         if value is not None
     ]
     if life.tpot is not None:
-        felt.append(f"TPOT {life.tpot * 1e3:.1f} ms")
-    shown = f" ({', '.join(felt)})" if felt else ""
+        figures.append(f"TPOT {life.tpot * 1e3:.1f} ms")
+    shown = f" ({', '.join(figures)})" if figures else ""
     cached = f" ({tokens.cached:,} cached)" if tokens.cached else ""
     amounts = f"{several(tokens.prompt, 'prompt token')}{cached}, "
     amounts += several(tokens.output, "output token")

@@ -45,31 +45,31 @@ class ServiceClass(Bounded):
         }
         return {name: limit for name, limit in limits.items() if limit is not None}
 
-    def kept(self, felt: Mapping[str, float | None]) -> dict[str, bool]:
+    def kept(self, latencies: Mapping[str, float | None]) -> dict[str, bool]:
         """Return which promises a finished request has kept, by name.
 
-        ``felt``: its ``ttft``, ``ttfat``, ``tpot`` and ``e2e``, seconds; None where it has none.
+        ``latencies``: its ``ttft``, ``ttfat``, ``tpot`` and ``e2e``, seconds; None for none.
         """
-        times = {name: felt["e2e" if name == "deadline" else name] for name in self.promises}
+        times = {name: latencies["e2e" if name == "deadline" else name] for name in self.promises}
         return {
             name: seconds <= self.promises[name]
             for name, seconds in times.items()
             if seconds is not None
         }
 
-    def kept_by_failed(self, felt: Mapping[str, float | None]) -> dict[str, bool]:
+    def kept_by_failed(self, latencies: Mapping[str, float | None]) -> dict[str, bool]:
         """Return which promises a request has kept that failed: of first tokens that it got."""
-        got = {**felt, "tpot": None, "e2e": None}
+        got = {**latencies, "tpot": None, "e2e": None}
         return {**dict.fromkeys(self.promises, False), **self.kept(got)}
 
-    def kept_until(self, felt: Mapping[str, float | None], waited: float) -> dict[str, bool]:
+    def kept_until(self, latencies: Mapping[str, float | None], waited: float) -> dict[str, bool]:
         """Return which promises were kept or broken when a client left after ``waited`` seconds.
 
         A promise whose instant had not come is neither.
         """
         passed = (name for name, limit in self.promises.items() if waited > limit)
         broken = {name: False for name in passed if name != "tpot"}
-        return {**broken, **self.kept({**felt, "e2e": None})}
+        return {**broken, **self.kept({**latencies, "e2e": None})}
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,13 +149,13 @@ class WhatIf:
             for place, each in enumerate(self.requests)
         ]
 
-    def is_kept(self, place: int, felt: Mapping[str, float | None]) -> bool | None:
+    def is_kept(self, place: int, latencies: Mapping[str, float | None]) -> bool | None:
         """Return whether the promise to a request is kept; None where it has no such figure."""
         service = self.classes.get(self.requests[place].service_class)
         if service is None:
-            ttft = felt["ttft"]
+            ttft = latencies["ttft"]
             return None if ttft is None else ttft <= self.ttft
-        kept = service.kept(felt)
+        kept = service.kept(latencies)
         return all(kept.values()) if kept else None
 
 
@@ -165,8 +165,13 @@ def replay(asked: WhatIf) -> dict[str, Any]:
     fidelity, records = _simulated(asked, spec)
     replayed: list[tuple[float, bool | None, float | None]] = []
     for record in records:
-        felt = {"ttft": record.ttft, "ttfat": record.ttfat, "tpot": record.tpot, "e2e": record.ttlt}
-        kept = asked.is_kept(int(record.request_id), felt) if record.finished else False
+        latencies = {
+            "ttft": record.ttft,
+            "ttfat": record.ttfat,
+            "tpot": record.tpot,
+            "e2e": record.ttlt,
+        }
+        kept = asked.is_kept(int(record.request_id), latencies) if record.finished else False
         replayed.append((record.arrival_at, kept, record.ttft))
     told = {int(record.request_id) for record in records}
     missing = (place for place in range(len(asked.requests)) if place not in told)
@@ -235,11 +240,11 @@ def _recorded_kept(asked: WhatIf, place: int) -> bool | None:
     return None if each.ttft is None else each.ttft <= asked.ttft
 
 
-def _figures(felt: Iterable[tuple[float, bool | None, float | None]]) -> dict[str, Any]:
+def _figures(latencies: Iterable[tuple[float, bool | None, float | None]]) -> dict[str, Any]:
     """Return the share of kept promises by arrival, and the spread of TTFT."""
     bins: dict[int, list[bool]] = {}
     times: list[float] = []
-    for arrival, kept, ttft in felt:
+    for arrival, kept, ttft in latencies:
         if kept is not None:
             bins.setdefault(int(arrival // BIN), []).append(kept)
         if ttft is not None:

@@ -1,4 +1,4 @@
-"""The one table of figures by class (``headway.felt``): a row a figure, a column a run."""
+"""The one table of figures by class (``headway.class_metrics``): a row a figure, a column a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rich import box
 from rich.console import Console
 
-from headway.felt import TITLES
+from headway.class_metrics import TITLES
 from headway.metrics import VIOLATION
 from results.output import make_table
 

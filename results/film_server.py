@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from headway.console.explanation import explanation
 from headway.console.patch import merge_patch
-from headway.console.told import told
 from headway.life.record import CallLives, LifeRecord
 from headway.request import is_named
 from headway.sim.experiment import Run
@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         call = CallLives() if life is None else CallLives([life])
         self._answer(
-            200, "application/json", json.dumps(told(request_id, call, decisions)).encode()
+            200, "application/json", json.dumps(explanation(request_id, call, decisions)).encode()
         )
 
     def _play(self, query: Mapping[str, Sequence[str]]) -> None:

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from headway.felt import TITLES
+from headway.class_metrics import TITLES
 from studies.best import best_topologies, saturation
 from studies.cells import TRIPLE, Cell
 from studies.claims import Bar, Claim, PerSeed
@@ -74,7 +74,7 @@ def compare(seeds: Sequence[int], num_processes: int) -> Composition:
     return Composition(Results.of(measure, jobs, num_processes), rates, best)
 
 
-def _felt(all_: Composition, system: str, share: float) -> str:
+def _of_users(all_: Composition, system: str, share: float) -> str:
     """Say the tails of each class; seconds."""
     row = next(iter(all_.found.rows.values()))
     tails = (
@@ -105,7 +105,7 @@ def _against(all_: Composition, share: float, systems: Sequence[str]) -> Claim:
     said = [
         claim.note,
         shown(all_.found, SCENARIO, (*systems, OURS), rate, all_.best),
-        *(_felt(all_, system, share) for system in (other, OURS)),
+        *(_of_users(all_, system, share) for system in (other, OURS)),
     ]
     return replace(
         claim,

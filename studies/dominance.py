@@ -2,7 +2,7 @@
 
 ``cells`` says what the regimes are. Every system has its own best topology of the same GPUs. Loads
 are shares of what the plain deployment carries in its best one. Figures are by class
-(``headway.felt``).
+(``headway.class_metrics``).
 
 A reader's request keeps its SLO if its QoE is at least 0.95 and it starts in time. A chat has 1 s
 to its first token. A reasoning request has 2 s, and 0.05 s for each reasoning token, to its first
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from headway.felt import READER_PACE, TITLES, begins_in_time
+from headway.class_metrics import READER_PACE, TITLES, begins_in_time
 from headway.metrics import VIOLATION
 from headway.presets import SCALED_BY_PROFILE
 from headway.sim.records import Record

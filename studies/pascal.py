@@ -18,9 +18,9 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
+from headway.class_metrics import TITLES
 from headway.cluster import Role
 from headway.cost.profile import load_profile
-from headway.felt import TITLES
 from headway.metrics import VIOLATION
 from headway.presets import Preset
 from headway.sim.cluster import SimCluster, SimRequest

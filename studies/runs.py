@@ -22,7 +22,7 @@ from headway.sim.experiment import Conditions, cluster_spec
 from headway.sim.kernel import Kernel
 from headway.sim.records import Record
 from headway.sim.solo import SoloTime
-from headway.sim.summary import felt_by_class
+from headway.sim.summary import figures_by_class
 from headway.sim.worker import SimWorker
 from headway.workload.arrivals import gaps
 from studies.claims import PerSeed, change, run_each
@@ -52,7 +52,7 @@ class Finished(NamedTuple):
     @property
     def by_class(self) -> dict[str, float]:
         """What users of each class felt, and preemptions a request."""
-        row = felt_by_class(self.records, SoloTime.on(self.cluster.spec.instances))
+        row = figures_by_class(self.records, SoloTime.on(self.cluster.spec.instances))
         return {**row, "preemptions": self.cluster.num_preemptions / max(1, len(self.records))}
 
 

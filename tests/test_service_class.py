@@ -74,9 +74,9 @@ def test_what_fails_has_kept_its_first_tokens_at_most() -> None:
 
 def test_who_leaves_has_been_kept_waiting_or_not() -> None:
     promise = ServiceClass("a", ttft=1.0, ttfat=2.0, tpot=0.1, deadline=9.0)
-    felt = {"ttft": 0.5, "ttfat": None, "tpot": 0.2, "e2e": 3.0}
-    assert promise.kept_until(felt, 1.5) == {"ttft": True, "tpot": False}
-    assert promise.kept_until(felt, 3.0) == {"ttft": True, "tpot": False, "ttfat": False}
-    nothing = dict.fromkeys(felt)
+    latencies = {"ttft": 0.5, "ttfat": None, "tpot": 0.2, "e2e": 3.0}
+    assert promise.kept_until(latencies, 1.5) == {"ttft": True, "tpot": False}
+    assert promise.kept_until(latencies, 3.0) == {"ttft": True, "tpot": False, "ttfat": False}
+    nothing = dict.fromkeys(latencies)
     assert promise.kept_until(nothing, 0.9) == {}
     assert promise.kept_until(nothing, 1.1) == {"ttft": False}

@@ -9,16 +9,16 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.serve.classes import Alone, felt
+from bench.serve.classes import Alone, as_served
 from bench.serve.replay import ReplayedRequest
-from headway.felt import samples
+from headway.class_metrics import samples
 
 Floats = NDArray[np.float64]
 Values = tuple[Floats, Floats]
 """Values before and after, (n,) each, request by request."""
 
 PairedSamples = Mapping[str, Values]
-"""Values by class (``headway.felt.samples``)."""
+"""Values by class (``headway.class_metrics.samples``)."""
 
 _NUM_DRAWS = 500
 
@@ -30,11 +30,11 @@ def paired(
 
     A request is of the class that it has under the first: lengths may differ a little.
     """
-    others = {each.planned.index: felt(each, alone) for each in after}
+    others = {each.planned.index: as_served(each, alone) for each in after}
     both = [
         (one, other)
         for each in before
-        if (one := felt(each, alone)) is not None
+        if (one := as_served(each, alone)) is not None
         and (other := others.get(each.planned.index)) is not None
     ]
     firsts = samples([one for one, _ in both])

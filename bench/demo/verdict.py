@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from bench.demo.paired import PairedSamples, standard_error
-from headway.felt import TITLES
+from headway.class_metrics import TITLES
 from results.by_class import KEPT, PREEMPTIONS
 from results.interval import LEAST_RUNS, half_interval, student
 

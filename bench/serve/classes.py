@@ -1,4 +1,4 @@
-"""Requests of a live run as their classes felt them (``headway.felt``)."""
+"""Requests of a live run as their classes felt them (``headway.class_metrics``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.serve.replay import ReplayedRequest
-from headway.felt import FeltRequest, Reading, figures
+from headway.class_metrics import Reading, ServedRequest, figures
 
 
 class Alone(NamedTuple):
@@ -32,10 +32,10 @@ class Alone(NamedTuple):
 def by_class(outcomes: Sequence[ReplayedRequest], alone: Alone | None = None) -> dict[str, float]:
     """Return the figures of every class; without ``alone``, that of these requests."""
     alone = alone or Alone.of(outcomes)
-    return figures(found for each in outcomes if (found := felt(each, alone)) is not None)
+    return figures(found for each in outcomes if (found := as_served(each, alone)) is not None)
 
 
-def felt(outcome: ReplayedRequest, alone: Alone) -> FeltRequest | None:
+def as_served(outcome: ReplayedRequest, alone: Alone) -> ServedRequest | None:
     """Return what a user felt, None of a request that failed.
 
     Events that came before the answer count as reasoning tokens.
@@ -50,4 +50,4 @@ def felt(outcome: ReplayedRequest, alone: Alone) -> FeltRequest | None:
         num_reasoning = int(np.searchsorted(instants, begins_at))
     reading = Reading.of(instants[num_reasoning:]) if outcome.planned.is_read else None
     solo = alone.seconds(times.num_output_tokens)
-    return FeltRequest(num_reasoning, times.ttft, times.ttfat, times.ttlt, reading, solo)
+    return ServedRequest(num_reasoning, times.ttft, times.ttfat, times.ttlt, reading, solo)

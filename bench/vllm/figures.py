@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from bench.serve.classes import Alone, by_class, felt
+from bench.serve.classes import Alone, as_served, by_class
 from bench.serve.plan import Planned
 from bench.serve.replay import ReplayedRequest
-from headway.felt import TITLES
+from headway.class_metrics import TITLES
 from headway.metrics import Spread
 
 ROWS: Mapping[str, str] = MappingProxyType(
@@ -50,7 +50,7 @@ def figures_of(
     """Return all figures; ``alone``: the times of a request that runs alone, one for all runs.
 
     A request attains its objective if its TTLT is at most ``most_slowdown`` times its time alone;
-    one that failed does not. It is read in time as :attr:`FeltRequest.is_read_in_time` says.
+    one that failed does not. It is read in time as :attr:`ServedRequest.is_read_in_time` says.
     """
     found = by_class(requests, alone)
     for name in ("ttft", "ttfat", "tpot", "ttlt"):
@@ -59,7 +59,7 @@ def figures_of(
         if spread is not None:
             found |= {f"{name}_mean": spread.mean, f"{name}_p99": spread.p99}
     for name, belongs in _CLASSES.items():
-        own = [felt(each, alone) for each in requests if belongs(each.planned)]
+        own = [as_served(each, alone) for each in requests if belongs(each.planned)]
         if not own:
             continue
         found[f"{name}_kept"] = statistics.fmean(

@@ -42,8 +42,8 @@ from headway.messages import CancelStream, FromWorker, Placed, ToGateway
 from headway.policies import registry
 from headway.policies.pacing import Pacing
 from headway.request import Request, StreamKey
+from headway.sim.billing import PaidTime
 from headway.sim.clients import Clients, SimRequest
-from headway.sim.hire import Hire
 from headway.sim.host import Host
 from headway.sim.kernel import Kernel
 from headway.sim.leader import SimLeader
@@ -75,7 +75,7 @@ class SimCluster:
         self._ended = ended
         self._clients = Clients(kernel, _pacing(spec.gateway), self._request_ended)
         self._workers: dict[str, SimWorker] = {}
-        self._hired: dict[str, Hire] = {}
+        self._paid: dict[str, PaidTime] = {}
         self._num_passes_over = self._num_preemptions_over = 0  # of instances that are gone
         self._prefix_counts_over: list[PrefixCounts] = []
         self._is_fed = False
@@ -146,8 +146,8 @@ class SimCluster:
 
     def start_worker(self, kind: InstanceSpec, *, running: bool = False) -> str:
         """Add an instance; it joins when it has started up, if need be. Returns its id."""
-        worker_id = f"{kind.role.value}-{len(self._hired) + 1}"
-        self._hired[worker_id] = Hire(kind.profile.num_gpus, self.kernel.now)
+        worker_id = f"{kind.role.value}-{len(self._paid) + 1}"
+        self._paid[worker_id] = PaidTime(kind.profile.num_gpus, self.kernel.now)
         delay = 0.0 if running else kind.profile.start_up
         self.kernel.after(delay, partial(self._join, worker_id, kind))
         return worker_id
@@ -184,7 +184,7 @@ class SimCluster:
         if worker is not None:
             worker.tell_tokens()
             del self._workers[worker_id]
-            self._hired[worker_id].ended_at = self.kernel.now
+            self._paid[worker_id].ended_at = self.kernel.now
             self._num_passes_over += worker.device.num_passes
             self._num_preemptions_over += worker.num_preemptions
             self._prefix_counts_over.append(worker.core.prefix_counts)
@@ -216,7 +216,7 @@ class SimCluster:
 
     def gpu_seconds(self, until: float) -> float:
         """Return the GPU-seconds up to an instant: start-ups and instances that died included."""
-        return sum(hire.gpu_seconds(until) for hire in self._hired.values())
+        return sum(hire.gpu_seconds(until) for hire in self._paid.values())
 
     # --- clients ----------------------------------------------------------------------
 

@@ -103,9 +103,8 @@ class Film:
 
     def _ended(self, record: Record) -> EndedRequest:
         standing = self._standings.pop(record.request_id, Standing())
-        service, ttlt = standing.service, record.ttlt
-        felt = {"ttft": record.ttft, "ttfat": record.ttfat, "tpot": record.tpot, "e2e": ttlt}
-        kept = service.kept(felt) if service is not None and record.finished else {}
+        service, latencies = standing.service, record.latencies
+        kept = service.kept(latencies) if service is not None and record.finished else {}
         ended_at = record.last_token_at or record.arrival_at
         return EndedRequest(
             ended_at,

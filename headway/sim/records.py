@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.felt import FeltRequest, Reading
+from headway.class_metrics import Reading, ServedRequest
 from headway.metrics import qoe
 from headway.policies.pacing import Pacing
-from headway.sim.shown import shown_at
+from headway.sim.reader_pacing import display_times
 
 
 class Segment(NamedTuple):
@@ -84,7 +84,7 @@ class Record:
         shown = self._came_at()
         if self.pacing is not None:  # reasoning is not paced
             answer = self.num_reasoning_tokens
-            shown[answer:] = shown_at(self.pacing, shown[answer:], self.reader_tpot)
+            shown[answer:] = display_times(self.pacing, shown[answer:], self.reader_tpot)
         return shown[first:]
 
     def _came_at(self) -> NDArray[np.float64]:
@@ -123,12 +123,17 @@ class Record:
             return None
         return (self.ttlt - self.ttft) / (self.num_tokens - 1)
 
-    def felt(self, solo: float | None = None) -> FeltRequest | None:
+    @property
+    def latencies(self) -> dict[str, float | None]:
+        """Return what promises of a class are about, seconds; None for what it has not."""
+        return {"ttft": self.ttft, "ttfat": self.ttfat, "tpot": self.tpot, "e2e": self.ttlt}
+
+    def as_served(self, solo: float | None = None) -> ServedRequest | None:
         """Return what its user felt; None where it did not finish, or has no instants."""
         if self.ttft is None or self.ttlt is None or not self.segments:
             return None
         answer = self.instants(self.num_reasoning_tokens)
         reading = Reading.of(answer) if self.is_read else None
-        return FeltRequest(
+        return ServedRequest(
             self.num_reasoning_tokens, self.ttft, self.ttfat, self.ttlt, reading, solo
         )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from math import ceil, log
 from typing import Protocol
 
+from headway.class_metrics import ServedRequest, figures
 from headway.errors import require_between
-from headway.felt import FeltRequest, figures
 from headway.metrics import Spread
 from headway.service_class import ServiceClass
 from headway.sim.experiment import Run
@@ -117,10 +117,10 @@ class ManyValues:
 
 
 @dataclass(slots=True)
-class FeltSample:
+class ServedSample:
     """A sample: every request, and of more than 100,000 every second, fourth and so on."""
 
-    kept: list[FeltRequest] = field(default_factory=list)
+    kept: list[ServedRequest] = field(default_factory=list)
     _every: int = 1
     _num_seen: int = 0
 
@@ -129,7 +129,7 @@ class FeltSample:
         """True if the next request is one that is kept."""
         return self._num_seen % self._every == 0
 
-    def add(self, request: FeltRequest | None) -> None:
+    def add(self, request: ServedRequest | None) -> None:
         """Take in a request; None for one that is not kept or did not finish."""
         self._num_seen += 1
         if request is not None:
@@ -160,7 +160,7 @@ class Summary:
     num_tokens: int = 0
     first_at: float = float("inf")
     values: dict[str, Values] = field(default_factory=dict)
-    felt: FeltSample = field(default_factory=FeltSample)
+    served: ServedSample = field(default_factory=ServedSample)
     promised: Counter[str] = field(default_factory=Counter)
     """Requests by service class."""
     promises_kept: Counter[str] = field(default_factory=Counter)
@@ -178,7 +178,7 @@ class Summary:
             value = getattr(record, metric)
             if value is not None:
                 self.values.setdefault(metric, self.new_values()).add(value)
-        self.felt.add(self._felt(record) if self.felt.is_next else None)
+        self.served.add(self._as_served(record) if self.served.is_next else None)
 
     def _count_promises(self, record: Record) -> None:
         service = self.service_of(record.request_id)
@@ -189,10 +189,10 @@ class Summary:
         self.promised[service.name] += 1
         self.promises_kept[service.name] += record.finished and all(kept.values())
 
-    def _felt(self, record: Record) -> FeltRequest | None:
+    def _as_served(self, record: Record) -> ServedRequest | None:
         if self.solo is None:
-            return record.felt()
-        return record.felt(self.solo.of(record.num_prompt_tokens, record.num_tokens))
+            return record.as_served()
+        return record.as_served(self.solo.of(record.num_prompt_tokens, record.num_tokens))
 
     def row(self, run: Run) -> dict[str, float]:
         """Return a flat row for tables and JSON: ``ttft_p99`` and so on.
@@ -209,7 +209,7 @@ class Summary:
         }
         return {
             **flat,
-            **figures(self.felt.kept),
+            **figures(self.served.kept),
             "preemptions": run.num_preemptions / max(self.num_requests, 1),
             "num_requests": self.num_requests,
             "num_finished": self.num_finished,
@@ -258,10 +258,10 @@ def task_figures(tasks: Sequence[SessionTask]) -> dict[str, float]:
     }
 
 
-def felt_by_class(records: Iterable[Record], solo: SoloTime) -> dict[str, float]:
+def figures_by_class(records: Iterable[Record], solo: SoloTime) -> dict[str, float]:
     """Return what users of each class felt."""
-    felt = (each.felt(solo.of(each.num_prompt_tokens, each.num_tokens)) for each in records)
-    return figures(each for each in felt if each is not None)
+    served = (each.as_served(solo.of(each.num_prompt_tokens, each.num_tokens)) for each in records)
+    return figures(each for each in served if each is not None)
 
 
 def keeps(record: Record, slo: SloLimits) -> bool:

@@ -1,4 +1,4 @@
-"""Lines of the log: outputs that end, what each cost and what was felt, and who asks in vain."""
+"""Lines of the log: outputs that end, what each cost and how long it took, and who asks in vain."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ class LifeSpans:
         )
         for moment in life.moments:
             if moment.kind in _TOLD:
-                told = {"why": moment.cause, "worker": moment.worker_id}
-                root.add_event(moment.kind.name.lower(), told, timestamp=at(moment.at))
+                attributes = {"why": moment.cause, "worker": moment.worker_id}
+                root.add_event(moment.kind.name.lower(), attributes, timestamp=at(moment.at))
         within = set_span_in_context(root)
         for part in life.parts:
             span = self._tracer_of(part).start_span(
@@ -118,10 +118,10 @@ class LifeSpans:
         if found is not None:
             return found
         version = package_version()
-        told = {"service.name": service, "service.version": version}
+        attributes = {"service.name": service, "service.version": version}
         if instance_id:
-            told["service.instance.id"] = instance_id
-        provider = self._provide(told)
+            attributes["service.instance.id"] = instance_id
+        provider = self._provide(attributes)
         provider.add_span_processor(self._processor)
         if len(self._tracers) >= _MOST_SERVICES:  # workers come and go
             self._tracers.clear()

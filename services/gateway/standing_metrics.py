@@ -73,11 +73,11 @@ class StandingMetrics:
         service = standing.service
         if service is None or not num_tokens:
             return
-        felt = _felt(times, answered_at, num_tokens)
-        for name, seconds in felt.items():
+        latencies = _latencies(times, answered_at, num_tokens)
+        for name, seconds in latencies.items():
             if seconds is not None:
                 self._times[name].labels(service.name).observe(seconds)
-        self._count(service, service.kept(felt))
+        self._count(service, service.kept(latencies))
 
     def unfinished(
         self,
@@ -96,9 +96,9 @@ class StandingMetrics:
         service = standing.service
         if service is None:
             return
-        felt = _felt(times, answered_at, num_tokens)
+        latencies = _latencies(times, answered_at, num_tokens)
         waited = times[2] - times[0]
-        kept = service.kept_until(felt, waited) if left else service.kept_by_failed(felt)
+        kept = service.kept_until(latencies, waited) if left else service.kept_by_failed(latencies)
         self._count(service, kept)
 
     def _count(self, service: ServiceClass, kept: Mapping[str, bool]) -> None:
@@ -106,10 +106,10 @@ class StandingMetrics:
             self._promises.labels(service.name, promise, "yes" if was_kept else "no").inc()
 
 
-def _felt(
+def _latencies(
     times: Sequence[float], answered_at: float | None, num_tokens: int
 ) -> dict[str, float | None]:
-    """Return what a client felt of an output, seconds; None for what has not come."""
+    """Return what a client waited for of an output, seconds; None for what has not come."""
     arrival_at, first_at, last_at = times
     return {
         "ttft": first_at - arrival_at if num_tokens else None,

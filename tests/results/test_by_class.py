@@ -10,7 +10,7 @@ from rich.console import Console
 from bench.demo.verdict import FIGURES
 from bench.serve.report import print_report, summarise
 from cli.simulate import print_runs
-from headway.felt import TITLES
+from headway.class_metrics import TITLES
 from headway.metrics import Slo
 from results.by_class import print_by_class
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli import main
+from headway.class_metrics import ServedRequest
 from headway.cluster import UnitId
-from headway.felt import FeltRequest
 from headway.metrics import Spread, percentile
 from headway.presets import PRESETS
 from headway.sim import summary
@@ -203,9 +203,9 @@ def test_units_that_come_and_go_have_a_load_while_they_are_there(tmp_path: Path)
 
 def test_of_very_many_requests_an_even_sample_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(summary, "_MOST_FELT", 10)
-    sample = summary.FeltSample()
+    sample = summary.ServedSample()
     for n in range(100):
-        sample.add(FeltRequest(n, 0.1, 0.1, 1.0, None) if sample.is_next else None)
+        sample.add(ServedRequest(n, 0.1, 0.1, 1.0, None) if sample.is_next else None)
     numbers = [each.num_reasoning_tokens for each in sample.kept]
     assert 5 <= len(numbers) <= 10
     assert len({after - before for before, after in pairwise(numbers)}) == 1

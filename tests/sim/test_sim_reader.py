@@ -16,7 +16,7 @@ from headway.presets import PRESETS
 from headway.request import FinishReason, Request, SamplingParams
 from headway.sim.clients import SimRequest
 from headway.sim.experiment import Conditions, cluster_spec, simulate
-from headway.sim.shown import shown_at
+from headway.sim.reader_pacing import display_times
 from tests.fakes.sim_clusters import instance, poisson
 
 TPOT = 0.1
@@ -50,11 +50,11 @@ def test_a_reader_sees_each_token_when_the_gateways_pacer_lets_it_go(gaps: list[
     came_at = [float(at) for at in 3.0 + np.cumsum(gaps)]
     wanted = paced(came_at)
     for policy in (TokenPacer(TokenPacerParams(TPOT)), StepByStep()):
-        assert shown_at(policy, np.array(came_at)).tolist() == pytest.approx(wanted, abs=1e-12)
+        assert display_times(policy, np.array(came_at)).tolist() == pytest.approx(wanted, abs=1e-12)
 
 
 def test_no_token_is_shown_to_nobody() -> None:
-    assert shown_at(TokenPacer(), np.empty(0)).tolist() == []
+    assert display_times(TokenPacer(), np.empty(0)).tolist() == []
 
 
 def test_a_preset_that_paces_shows_its_readers_tokens_at_their_pace() -> None:

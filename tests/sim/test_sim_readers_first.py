@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from headway.class_metrics import READER_PACE, begins_in_time
 from headway.cluster import Role
 from headway.cost.profile import load_profile
-from headway.felt import READER_PACE, begins_in_time
 from headway.metrics import VIOLATION
 from headway.presets import find_preset
 from headway.sim.clients import SimRequest

@@ -20,8 +20,8 @@ from headway.sim.cluster import SimCluster, SimRequest
 from headway.sim.experiment import UNLIMITED, Conditions, cluster_spec
 from headway.sim.kernel import Kernel
 from headway.sim.network import NetworkParams
+from headway.sim.reader_pacing import display_times
 from headway.sim.records import Record
-from headway.sim.shown import shown_at
 from headway.sim.spec import Autoscaling
 from headway.sim.worker import InstanceSpec
 
@@ -82,5 +82,5 @@ def test_a_policy_that_splits_only_needs_prefillers_and_decoders() -> None:
 
 def test_a_class_sets_its_readers_pace_in_the_simulator_as_live() -> None:
     came_at = np.array([0.0, 0.01, 0.02, 1.0])
-    assert shown_at(TokenPacer(), came_at, 0.025).tolist() == [0.0, 0.025, 0.05, 1.0]
-    assert shown_at(TokenPacer(), came_at).tolist() == [0.0, 0.1, 0.2, 1.0]
+    assert display_times(TokenPacer(), came_at, 0.025).tolist() == [0.0, 0.025, 0.05, 1.0]
+    assert display_times(TokenPacer(), came_at).tolist() == [0.0, 0.1, 0.2, 1.0]

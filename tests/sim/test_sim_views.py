@@ -222,7 +222,7 @@ def test_records_can_be_taken_as_they_come() -> None:
     spec = cluster_spec(PRESETS["sbs"], Conditions(((instance(Role.UNIFIED), 1),)))
     run = simulate_views(spec, poisson(30, 6.0, 2), ended=taken.append)
     assert (len(taken), len(run.records)) == (30, 0)
-    assert all(record.felt() is None for record in taken)
+    assert all(record.as_served() is None for record in taken)
 
 
 def test_the_bench_measures_either_fidelity(capsys: pytest.CaptureFixture[str]) -> None:

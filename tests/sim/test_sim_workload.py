@@ -171,9 +171,9 @@ def test_who_waits_for_the_end_has_no_readers_clock() -> None:
     run = simulate(
         cluster_spec(PRESETS["headway"], scenario.conditions), scenario.workload.requests(1)
     )
-    felt = [record.felt() for record in run.records]
-    assert len(felt) == 9
-    assert all(each is not None and each.reading is None for each in felt)
+    served = [record.as_served() for record in run.records]
+    assert len(served) == 9
+    assert all(each is not None and each.reading is None for each in served)
 
 
 JOINT = """

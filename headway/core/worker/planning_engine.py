@@ -1,7 +1,7 @@
 """The core of a worker whose engine plans its own passes (``headway.engine.PlanningEngine``).
 
 It takes the same orders and makes the same reports as :class:`WorkerCore`. An engine may show its
-plans (``shown_plans.py``). What another does not tell is counted here: a request begins with its
+plans (``external_plans.py``). What another does not tell is counted here: a request begins with its
 first token, and its KV is what it has computed. A dispatch has run when all of its requests have
 begun, or when any request has drawn twice since: a pass was planned with it, and who has not begun
 is the engine's backlog.
@@ -26,11 +26,11 @@ from headway.core.worker.events import (
     PlanningAction,
     WorkerEvent,
 )
+from headway.core.worker.external_plans import follow, hold, plus
 from headway.core.worker.lifecycle import Event, Stage
 from headway.core.worker.reports import Reports
 from headway.core.worker.room import Preemptions
 from headway.core.worker.settings import WorkerSettings
-from headway.core.worker.shown_plans import follow, hold, plus
 from headway.core.worker.state import WorkerState
 from headway.core.worker.unit import PrefixCounts
 from headway.cost.costs import Constant

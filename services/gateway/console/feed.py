@@ -184,14 +184,14 @@ def _ended(output: Output, end: str, now: float) -> EndedRequest:
     num_tokens, arrival_at = output.text.num_tokens, output.arrival_at
     answered_at = output.answered_at[0] if output.answered_at else None
     spent = now - output.first_at
-    felt = {
+    latencies = {
         "ttft": output.first_at - arrival_at if num_tokens else None,
         "ttfat": None if answered_at is None else answered_at - arrival_at,
         "tpot": spent / (num_tokens - 1) if num_tokens > 1 else None,
         "e2e": now - arrival_at,
     }
     service = output.standing.service
-    kept = service.kept(felt) if service is not None and end in ("stop", "length") else {}
+    kept = service.kept(latencies) if service is not None and end in ("stop", "length") else {}
     return EndedRequest(
         now,
         arrival_at,
@@ -201,9 +201,9 @@ def _ended(output: Output, end: str, now: float) -> EndedRequest:
         output.num_prompt_tokens,
         num_tokens,
         output.text.num_reasoning_tokens,
-        felt["ttft"],
-        felt["ttfat"],
-        felt["tpot"],
+        latencies["ttft"],
+        latencies["ttfat"],
+        latencies["tpot"],
         all(kept.values()) if kept else None,
         output.request_id,
     )

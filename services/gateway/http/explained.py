@@ -8,7 +8,7 @@ from math import inf, isnan
 from typing import Protocol
 from urllib.parse import parse_qs
 
-from headway.console.told import told
+from headway.console.explanation import explanation
 from headway.errors import Code, HeadwayError, invalid
 from headway.life.record import CallLives, LifeRecord
 from headway.life.trace import trace_of
@@ -63,7 +63,7 @@ async def explained(shell: Explains, asked: str, names: Sequence[str]) -> bytes:
     except HeadwayError:
         if not call.outputs:
             raise
-    return dumps(told(asked, call, decisions)).encode()
+    return dumps(explanation(asked, call, decisions)).encode()
 
 
 class TraceDesk:

@@ -7,7 +7,7 @@ from math import inf
 
 
 @dataclass(slots=True)
-class Hire:
+class PaidTime:
     """From an instance's order to its end, seconds."""
 
     num_gpus: int

@@ -64,7 +64,7 @@ class Reading(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FeltRequest:
+class ServedRequest:
     """A finished request; seconds.
 
     ``num_reasoning_tokens`` is 0 for a chat. ``reading`` is None for a request that nobody reads
@@ -105,7 +105,7 @@ def begins_in_time(
     return ttfat <= _REASONING + allowed + _A_REASONING_TOKEN * num_reasoning_tokens
 
 
-def figures(requests: Iterable[FeltRequest]) -> dict[str, float]:
+def figures(requests: Iterable[ServedRequest]) -> dict[str, float]:
     """Return P50, P90 and P99 by class, in a flat row; a class without requests has none."""
     listed = list(requests)
     row: dict[str, float] = {}
@@ -120,7 +120,7 @@ def figures(requests: Iterable[FeltRequest]) -> dict[str, float]:
     return row
 
 
-def samples(requests: Sequence[FeltRequest]) -> Mapping[str, Sequence[float | None]]:
+def samples(requests: Sequence[ServedRequest]) -> Mapping[str, Sequence[float | None]]:
     """Return every class's values: one a request, in order, None where it is not of the class.
 
     ``qoe_kept`` is 1 for a reader whose QoE is kept, else 0.
@@ -147,11 +147,11 @@ def samples(requests: Sequence[FeltRequest]) -> Mapping[str, Sequence[float | No
     return found
 
 
-def _length_of(requests: Sequence[FeltRequest]) -> Callable[[int], int]:
+def _length_of(requests: Sequence[ServedRequest]) -> Callable[[int], int]:
     return lambda number: requests[number].num_reasoning_tokens
 
 
-def _length_share(requests: Sequence[FeltRequest]) -> float | None:
+def _length_share(requests: Sequence[ServedRequest]) -> float | None:
     """Return the mean share of solo time in the TTLT of those from P99 on."""
     times = sorted(each.ttlt for each in requests)
     if not times:

@@ -15,7 +15,7 @@ from headway.request import call_of, place_of
 Json = dict[str, Any]
 
 
-def told(asked: str, call: CallLives, lines: Iterable[str]) -> Json:
+def explanation(asked: str, call: CallLives, lines: Iterable[str]) -> Json:
     """Return the answer to ``asked``: the first output, the others, and how many calls are older.
 
     ``lines``: the decisions about all that the id means, as JSON. Without a life they tell which

@@ -14,7 +14,7 @@ from headway.policies.pacing import Pacing
 
 
 @runtime_checkable
-class InClosedForm(Protocol):
+class ClosedFormPacing(Protocol):
     """A pacing policy that says at once when each token of an answer is due."""
 
     def due_at(
@@ -26,7 +26,7 @@ class InClosedForm(Protocol):
         """
 
 
-def shown_at(
+def display_times(
     pacing: Pacing, came_at: NDArray[np.float64], tpot: float | None = None
 ) -> NDArray[np.float64]:
     """Return when each token of a finished answer is shown, (n,); the end releases the rest.
@@ -35,7 +35,7 @@ def shown_at(
     """
     if not len(came_at):
         return came_at
-    if isinstance(pacing, InClosedForm):
+    if isinstance(pacing, ClosedFormPacing):
         due_at = pacing.due_at(came_at, tpot)
         return np.asarray(np.minimum(np.maximum(came_at, due_at), came_at[-1]))
     return _replayed(pacing, came_at, tpot)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from headway.class_metrics import Reading, ServedRequest, figures, lateness
 from headway.errors import HeadwayError
-from headway.felt import FeltRequest, Reading, figures, lateness
 
 CALM = Reading(0.0, 1.0)
 
 
-def chat(ttft: float, **changes: float) -> FeltRequest:
-    return FeltRequest(0, ttft, ttft, changes.get("ttlt", ttft + 1), CALM, changes.get("solo"))
+def chat(ttft: float, **changes: float) -> ServedRequest:
+    return ServedRequest(0, ttft, ttft, changes.get("ttlt", ttft + 1), CALM, changes.get("solo"))
 
 
 def test_a_reader_is_late_by_the_pauses_that_outlast_the_tokens_in_hand() -> None:
@@ -26,8 +26,8 @@ def test_a_reader_is_late_by_the_pauses_that_outlast_the_tokens_in_hand() -> Non
 
 
 def test_each_class_has_the_figure_that_its_users_feel() -> None:
-    reasoning = [FeltRequest(n, 1.0, 10.0 * n, 20.0 * n, CALM, 10.0 * n) for n in (1, 2, 3, 4)]
-    unread = FeltRequest(0, 0.5, 0.5, 30.0, None, 10.0)
+    reasoning = [ServedRequest(n, 1.0, 10.0 * n, 20.0 * n, CALM, 10.0 * n) for n in (1, 2, 3, 4)]
+    unread = ServedRequest(0, 0.5, 0.5, 30.0, None, 10.0)
     row = figures([chat(0.2), *reasoning, unread])
     assert row["chat_ttft_p99"] == 0.2
     assert (row["short_ttfat_p50"], row["long_ttfat_p50"]) == (15.0, 35.0)
@@ -49,8 +49,8 @@ def test_the_tail_says_how_much_of_it_is_length() -> None:
 
 
 def test_readers_who_were_let_down_are_counted() -> None:
-    stalled = FeltRequest(0, 0.1, 0.1, 9.0, Reading(5.0, 0.5))
-    row = figures([chat(0.1), stalled, FeltRequest(0, 0.1, 0.1, 9.0, None)])
+    stalled = ServedRequest(0, 0.1, 0.1, 9.0, Reading(5.0, 0.5))
+    row = figures([chat(0.1), stalled, ServedRequest(0, 0.1, 0.1, 9.0, None)])
     assert row["qoe_kept"] == 0.5
     assert row["lateness_p99"] == pytest.approx(4.95)
 
@@ -60,14 +60,14 @@ def test_readers_who_were_let_down_are_counted() -> None:
     [
         (chat(1.0), True),
         (chat(1.1), False),
-        (FeltRequest(0, 0.1, 0.1, 9.0, Reading(5.0, 0.5)), False),
-        (FeltRequest(0, 0.1, 0.1, 9.0, None), False),
-        (FeltRequest(100, 0.1, 7.0, 9.0, CALM), True),
-        (FeltRequest(99, 0.1, 7.0, 9.0, CALM), False),
-        (FeltRequest(99, 0.1, None, 9.0, CALM), False),
+        (ServedRequest(0, 0.1, 0.1, 9.0, Reading(5.0, 0.5)), False),
+        (ServedRequest(0, 0.1, 0.1, 9.0, None), False),
+        (ServedRequest(100, 0.1, 7.0, 9.0, CALM), True),
+        (ServedRequest(99, 0.1, 7.0, 9.0, CALM), False),
+        (ServedRequest(99, 0.1, None, 9.0, CALM), False),
     ],
 )
 def test_who_reads_in_time_begins_in_time_and_never_runs_dry(
-    request_: FeltRequest, is_in_time: bool
+    request_: ServedRequest, is_in_time: bool
 ) -> None:
     assert request_.is_read_in_time is is_in_time
