@@ -118,6 +118,10 @@ class ApiCall:
     request_fields: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of ``Request`` that the client gave."""
     session: SessionAsk = NO_SESSION
+    client_id: str = ""
+    """The client's own id of it, which a header's goes before; "": none."""
+    truncate: int | None = None
+    """Most tokens of a prompt, whose last ones are kept; -1: as many as fit; None: it is whole."""
 
     @property
     def session_id(self) -> str:

@@ -41,7 +41,8 @@ _LIMITS = {
 KEY_OPTIONS = ("tenant", "share", "class", "classes", *_LIMITS)
 """Options of a line in a key file."""
 _DRAWN = re.compile(r"(chatcmpl|cmpl|gen)-[0-9a-f]{16}")
-_CLIENT_ID = re.compile(r"[A-Za-z0-9._:/=+@-]{1,80}")
+MAX_ID_CHARS = 80
+_CLIENT_ID = re.compile(rf"[A-Za-z0-9._:/=+@-]{{1,{MAX_ID_CHARS}}}")
 
 
 def new_key() -> str:
@@ -49,11 +50,11 @@ def new_key() -> str:
     return "hw-" + secrets.token_urlsafe(32)
 
 
-def check_client_id(given: str) -> str:
+def check_client_id(given: str, field: str = "x-request-id") -> str:
     """Return a client's own id of a request; INVALID_ARGUMENT for one that is no such id."""
     if given and not _CLIENT_ID.fullmatch(given):
-        limit = "1 to 80 letters, digits and . _ : / = + @ -"
-        raise invalid("x-request-id", given[:100], limit)
+        limit = f"1 to {MAX_ID_CHARS} letters, digits and . _ : / = + @ -"
+        raise invalid(field, given[:100], limit)
     return given
 
 

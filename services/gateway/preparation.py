@@ -44,7 +44,7 @@ class Preparation:
         requests: list[Request] = []
         num_scores = 0
         for one in call.inputs:
-            token_ids = self.token_ids(one)
+            token_ids = self.token_ids(one, self._most_tokens(call))
             constraints = self._constraints(call, token_ids)
             sampling = complete_sampling(
                 call.sampling
@@ -132,21 +132,33 @@ class Preparation:
             return call.thinking_budget
         return EFFORTS.get(call.reasoning_effort)
 
-    def token_ids(self, one: Input) -> tuple[int, ...]:
-        """Return an input's tokens; INVALID_ARGUMENT where it has none, or too many."""
+    def _most_tokens(self, call: ApiCall) -> int:
+        """Return the number of last tokens of a prompt that are kept, 0 for all of them."""
+        limit, most = self.model.max_model_len, call.truncate
+        if most == -1:
+            return max(1, limit - int(call.sampling.get("max_tokens", 1)))
+        if most is not None and not 1 <= most <= limit:
+            raise invalid("truncate_prompt_tokens", most, f"-1, or from 1 to {limit}")
+        return most or 0
+
+    def token_ids(self, one: Input, most: int = 0) -> tuple[int, ...]:
+        """Return an input's tokens, its last ``most``, or all of them where that is 0.
+
+        INVALID_ARGUMENT where it has none, or too many.
+        """
         codec = self.model.codec
         if isinstance(one, tuple):
             codec.check_ids(one, "prompt")
-            return one
-        if isinstance(one, str):
-            self._check_length(one)
-            token_ids = codec.encode(codec.as_text(one), add_special_tokens=True)
-            if not token_ids:
-                raise invalid("prompt", one, "at least one token long")
-            return token_ids
-        text = self._render(one)
-        self._check_length(text)
-        return codec.encode(text, add_special_tokens=False)
+            return one[-most:]
+        text = codec.as_text(one) if isinstance(one, str) else self._render(one)
+        if most:  # what is too long to fit is not tokenised
+            text = text[-self._most_chars :]
+        else:
+            self._check_length(one if isinstance(one, str) else text)
+        token_ids = codec.encode(text, add_special_tokens=isinstance(one, str))
+        if not token_ids and isinstance(one, str):
+            raise invalid("prompt", one, "at least one token long")
+        return token_ids[-most:]
 
     def _check_length(self, text: str) -> None:
         """Refuse a text that cannot fit the model before it is tokenised."""

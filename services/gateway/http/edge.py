@@ -215,9 +215,10 @@ class HttpEdge:
             parse = partial(parse_response, find=partial(self._stored.find, self._tenant(exchange)))
         call, style = parse(parse_json_object(body))
         call = in_session(call, exchange.header)
-        kind, given = "chatcmpl" if style.chat else "cmpl", exchange.header(_REQUEST_ID)
-        call_id = self._keys.new_id(kind, _key_of(exchange), given)
-        return call_id, call, style
+        if given := exchange.header(_REQUEST_ID):
+            call = replace(call, client_id=given)
+        kind = "chatcmpl" if style.chat else "cmpl"
+        return self._keys.new_id(kind, _key_of(exchange), call.client_id), call, style
 
     def _prepare(self, called: Called, arrival_at: float) -> list[Request]:
         call_id, call, style = called
@@ -240,11 +241,11 @@ class HttpEdge:
             call = replace(call, paced=False)
         if not call.service_class and (asked := exchange.header("x-headway-class")):
             call = replace(call, service_class=asked)
-        if given := exchange.header(_REQUEST_ID):
-            shown_id = f"{'chatcmpl' if style.chat else 'cmpl'}-{given}"
-        else:
-            shown_id = call_id
-            exchange.add_header(_REQUEST_ID, call_id)
+        shown_id = call_id
+        if call.client_id:
+            shown_id = f"{'chatcmpl' if style.chat else 'cmpl'}-{call.client_id}"
+        if not exchange.header(_REQUEST_ID):
+            exchange.add_header(_REQUEST_ID, call.client_id or call_id)
         identity = CallIdentity(
             shown_id, call.model, int(arrival_at), self._fingerprints[call.model], chat=style.chat
         )

@@ -16,6 +16,7 @@ from pydantic import Field, create_model
 from headway.errors import Code, HeadwayError, invalid
 from headway.request import MAX_LOGPROBS, SamplingParams
 from services.gateway.api_call import ApiCall, ChatEnd, ChatInput, ReplyStyle
+from services.gateway.auth import MAX_ID_CHARS, check_client_id
 from services.gateway.openai.draws import Draws, bounds_of
 from services.gateway.openai.formats import Form, grammar_of
 from services.gateway.openai.messages import Conversation
@@ -40,6 +41,7 @@ MAX_SALT_CHARS = 256
 MAX_TEMPLATE_CHARS = 2**16
 Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Salt = Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)]
+RequestId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
 # Accepted and without effect here: bookkeeping of OpenAI's platform, and names of libraries.
@@ -47,7 +49,6 @@ HARMLESS = frozenset(
     {"user", "metadata", "store", "service_tier"}
     | {"safety_identifier", "prompt_cache_retention"}
     | {"guided_decoding_backend"}
-    | {"request_id"}  # the header x-request-id names a request
 )
 # Refused unless they ask for nothing: OpenAI's, vLLM's and SGLang's, as clients write defaults.
 NEUTRAL: Neutral = {
@@ -60,7 +61,6 @@ NEUTRAL: Neutral = {
     "echo": (False,),
     "priority": (0,),
     "documents": ([],),
-    "truncate_prompt_tokens": (),
     "length_penalty": (1, 1.0),
     "spaces_between_special_tokens": (True, False),
     "logits_processors": ([],),
@@ -121,6 +121,8 @@ class Body(Stops, Form, Draws, SessionBody):
     max_completion_tokens: Whole | None = None
     priority: Priority | None = None
     cache_salt: Salt | None = None
+    request_id: RequestId | None = None
+    truncate_prompt_tokens: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
     headway: Extension | None = None
 
 
@@ -258,6 +260,8 @@ def _options(fields: Body, num_inputs: int) -> dict[str, Any]:
     if fields.cache_salt is not None:
         own["cache_salt"] = fields.cache_salt
     options["request_fields"], options["priority"] = own, fields.priority
+    options["truncate"] = fields.truncate_prompt_tokens
+    options["client_id"] = check_client_id(fields.request_id or "", "request_id")
     options["session"] = session_of(fields)
     return options
 

@@ -11,7 +11,14 @@ from pydantic import AfterValidator, Field
 
 from headway.errors import Code, HeadwayError
 from services.gateway.api_call import ApiCall, ReplyStyle, ResponseHistory
-from services.gateway.openai.requests import HARMLESS, Extension, Priority, Salt, parse_chat
+from services.gateway.openai.requests import (
+    HARMLESS,
+    Extension,
+    Priority,
+    RequestId,
+    Salt,
+    parse_chat,
+)
 from services.gateway.openai.sessions import SessionBody, session_of
 from services.gateway.openai.shapes import Fields, Neutral, Number, Text, Whole, read
 
@@ -20,7 +27,7 @@ _MOST_REPEATED = 64_000
 """Characters of JSON of a field that a response repeats: each of its events does, at once."""
 _PLAIN = (
     *("model", "stream", "temperature", "top_p", "parallel_tool_calls"),
-    *("priority", "cache_salt"),
+    *("priority", "cache_salt", "request_id"),
 )
 
 
@@ -78,6 +85,7 @@ class ResponseBody(SessionBody):
     metadata: Annotated[dict[str, Any], AfterValidator(_check_metadata)] | None = None
     priority: Priority | None = None
     cache_salt: Salt | None = None
+    request_id: RequestId | None = None
     headway: Extension | None = None
 
 

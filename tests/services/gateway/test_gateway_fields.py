@@ -39,6 +39,37 @@ async def test_special_tokens_are_shown_but_for_the_last_one(running: Cluster) -
         assert answer["choices"][0]["text"] == text
 
 
+async def test_a_prompt_is_cut_to_its_last_tokens(running: Cluster) -> None:
+    for prompt in ("abcdef", [97, 98, 99, 100, 101, 102]):
+        for most, text in ((2, "ef"), (6, "abcdef"), (9, "abcdef"), (-1, "abcdef")):
+            body = {"prompt": prompt, "truncate_prompt_tokens": most}
+            answer = await post(running, "/v1/completions", model="tiny", **body)
+            assert answer["choices"][0]["text"] == text
+            assert answer["usage"]["prompt_tokens"] == len(text)
+    answer = await chat(running, "hello", truncate_prompt_tokens=3)
+    assert answer["usage"]["prompt_tokens"] == 3
+    assert running.emulated.submitted[-1].prompt_token_ids == (ord("o"), END, ASSISTANT)
+
+
+async def test_what_is_too_long_is_cut_to_what_fits(tmp_path: Path, store_url: str) -> None:
+    async with cluster(tmp_path, store_url, max_model_len=20) as running:
+        body = {"model": "tiny", "prompt": "ab" * 400, "truncate_prompt_tokens": -1}
+        for more, kept in (
+            ({}, 19),
+            ({"max_tokens": 5}, 15),
+            ({"max_tokens": 0, "echo": True}, 19),
+        ):
+            answer = await post(running, "/v1/completions", **body, **more)
+            assert answer["usage"]["prompt_tokens"] == kept
+        for wrong in (0, 21, -2):
+            refused = await post(
+                running, "/v1/completions", **{**body, "truncate_prompt_tokens": wrong}
+            )
+            assert refused["error"]["param"] == "truncate_prompt_tokens"
+        refused = await post(running, "/v1/completions", **body, max_tokens=20)
+        assert refused["error"]["param"] == "max_tokens"
+
+
 async def test_a_final_message_may_go_on(running: Cluster) -> None:
     said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well,"}]
     more = {"continue_final_message": True, "skip_special_tokens": False}

@@ -29,6 +29,28 @@ async def test_the_clients_id_comes_back_and_so_does_the_reason(running: Cluster
         assert is_named(second, "my-1")
 
 
+async def test_an_id_in_the_body_is_the_answers_unless_a_header_gives_one(running: Cluster) -> None:
+    said = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    item = {"model": "tiny", "input": "hi"}
+    async with running.http() as client:
+        for path, body, shown in (
+            ("/v1/completions", BODY, "cmpl-my-4"),
+            ("/v1/chat/completions", said, "chatcmpl-my-4"),
+            ("/v1/responses", item, "resp_my-4"),
+        ):
+            found = await client.post(path, json={**body, "request_id": "my-4"})
+            assert (found.headers["x-request-id"], found.json()["id"]) == ("my-4", shown)
+            assert is_named(running.emulated.submitted[-1].request_id, "my-4")
+        headers = {"x-request-id": "my-5"}
+        streamed = {**BODY, "request_id": "my-4", "stream": True}
+        found = await client.post("/v1/completions", json=streamed, headers=headers)
+        assert found.headers.get_list("x-request-id") == ["my-5"]
+        assert '"id":"cmpl-my-5"' in found.text
+        for wrong in ("a b", "a~b", "x" * 81, "", 7):
+            found = await client.post("/v1/completions", json={**BODY, "request_id": wrong})
+            assert (found.status_code, found.json()["error"]["param"]) == (400, "request_id")
+
+
 async def test_an_id_that_is_none_is_refused(running: Cluster) -> None:
     async with running.http() as client:
         for wrong in ("a b", "a~b", "x" * 81, "é"):
