@@ -32,6 +32,11 @@ class PickerConfig(PresetConfig):
         "",
         description="endpoints without a file: host:port by commas; a name is all its addresses",
     )
+    inference_pool: str = Field(
+        "",
+        description="InferencePool of Kubernetes whose ready pods are the endpoints: name, or "
+        "namespace/name",
+    )
     model: str = Field(
         "", description="folder or hub id whose tokenizer counts prompts; default: by bytes"
     )
@@ -68,8 +73,8 @@ class PickerConfig(PresetConfig):
 
     @model_validator(mode="after")
     def _some_endpoints(self) -> PickerConfig:
-        if bool(self.endpoints_file) == bool(self.endpoints):
-            raise ValueError("give either --endpoints-file FILE or --endpoints host:port,…")
+        if sum(map(bool, (self.endpoints_file, self.endpoints, self.inference_pool))) != 1:
+            raise ValueError("give either --endpoints-file, --endpoints or --inference-pool")
         return self
 
     def scheduler_settings(self) -> SchedulerSettings:

@@ -6,11 +6,11 @@ import asyncio
 import ipaddress
 import socket
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from headway.core.picker.events import MOST_TOKENS, EndpointInfo
 from headway.errors import Code, HeadwayError
@@ -24,8 +24,10 @@ class _Table(BaseModel):
 class EndpointEntry(_Table):
     """One ``[[endpoints]]`` of the file."""
 
-    address: str
+    address: str = ""
     """``ip:port``, or ``name:port`` for every address that the name has."""
+    pool: str = ""
+    """InferencePool whose pods are endpoints: ``name``, or ``namespace/name``."""
     model: str = ""
     chunk_tokens: int = Field(8192, ge=1, le=MOST_TOKENS)
     max_model_len: int = Field(MOST_TOKENS, ge=1, le=MOST_TOKENS)
@@ -44,6 +46,12 @@ class EndpointEntry(_Table):
         except HeadwayError as error:
             raise ValueError(error.message) from error
         return value
+
+    @model_validator(mode="after")
+    def _one_place(self) -> EndpointEntry:
+        if bool(self.address) == bool(self.pool):
+            raise ValueError("give either an address or a pool")
+        return self
 
 
 class _File(_Table):
@@ -85,15 +93,25 @@ def _wrong(file: Path, problem: str) -> HeadwayError:
     return HeadwayError(Code.INVALID_ARGUMENT, message, param="endpoints_file")
 
 
-async def resolve(entries: Sequence[EndpointEntry]) -> list[Listed]:
-    """Return the addresses behind all entries; an OSError for a name that cannot be looked up."""
+async def resolve(
+    entries: Sequence[EndpointEntry],
+    pods: Callable[[str], Sequence[tuple[str, int]]] = lambda pool: (),
+) -> list[Listed]:
+    """Return the addresses behind all entries; an OSError for a name that cannot be looked up.
+
+    ``pods``: the addresses and ports of a pool's pods.
+    """
     found: dict[str, Listed] = {}
     for entry in entries:
-        host, port = host_and_port("address", entry.address)
-        for ip in await _addresses(host.strip("[]")):
+        for ip, port in pods(entry.pool) if entry.pool else await _look_up(entry.address):
             listed = _listed(entry, f"[{ip}]" if ":" in ip else ip, port)
             found.setdefault(listed.info.address, listed)
     return [found[address] for address in sorted(found)]
+
+
+async def _look_up(address: str) -> list[tuple[str, int]]:
+    host, port = host_and_port("address", address)
+    return [(ip, port) for ip in await _addresses(host.strip("[]"))]
 
 
 async def _addresses(host: str) -> list[str]:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import aiohttp
 import grpc
@@ -35,6 +35,7 @@ from services.picker.config import PickerConfig
 from services.picker.endpoints_file import EndpointEntry, entries_of, read_entries, resolve
 from services.picker.ext_proc import Answer, ExternalProcessor, HttpExchange
 from services.picker.metrics import PickerMetrics
+from services.picker.pool_watch import PoolWatch
 from services.picker.prompts import Prompts
 from services.picker.watcher import Watcher
 from services.runtime.channel import KEEPALIVE, tls_source
@@ -43,6 +44,7 @@ from services.runtime.config import host_and_port, is_loopback
 from services.runtime.driver import Driver
 from services.runtime.essential import Ending, essential
 from services.runtime.identity.tls_files import server_credentials
+from services.runtime.kubernetes import require_client
 from services.runtime.logs import get_logger
 from services.runtime.telemetry import ServiceMetrics, serve_metrics
 from services.runtime.watchdog import watch_event_loop
@@ -81,6 +83,8 @@ class PickerService:
         )
         self._answers: dict[StreamKey, asyncio.Future[Answer]] = {}
         self._watchers: dict[str, Watcher] = {}
+        self._pools: dict[str, PoolWatch] = {}
+        self._pods_changed = asyncio.Event()
         self._said: dict[str, tuple[str, str]] = {}
         self._health = health.aio.HealthServicer()
         self._undo = AsyncExitStack()
@@ -88,9 +92,14 @@ class PickerService:
         self.num_answered = 0
 
     def _read_entries(self) -> Mapping[str, EndpointEntry]:
-        file = self._config.endpoints_file
-        entries = read_entries(file) if file is not None else entries_of(self._config.endpoints)
-        return {entry.address: entry for entry in entries}
+        config = self._config
+        if config.endpoints_file is not None:
+            entries = read_entries(config.endpoints_file)
+        elif config.inference_pool:
+            entries = [EndpointEntry(pool=config.inference_pool)]
+        else:
+            entries = entries_of(config.endpoints)
+        return {entry.address or f"pool {entry.pool}": entry for entry in entries}
 
     # --- its life ---------------------------------------------------------------------
 
@@ -107,6 +116,8 @@ class PickerService:
         )
         undo.callback(self._driver.close)
         undo.push_async_callback(self._close_watchers)
+        if any(entry.pool for entry in self._entries.values()):
+            require_client("an InferencePool")
         await self._look()
         await server.start()
         undo.push_async_callback(server.stop, _STOP_GRACE)
@@ -197,7 +208,10 @@ class PickerService:
 
     async def _list_again(self) -> None:
         while True:
-            await asyncio.sleep(self._config.resolve_interval)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.resolve_interval):
+                    await self._pods_changed.wait()
+            self._pods_changed.clear()
             try:
                 self._entries = await asyncio.to_thread(self._read_entries)
             except HeadwayError as error:
@@ -206,8 +220,11 @@ class PickerService:
 
     async def _list(self) -> None:
         """Watch what is listed and new; forget what is listed no longer."""
+        await self._watch_pools()
         try:
-            listed = {each.info.address: each for each in await resolve([*self._entries.values()])}
+            entries = [*self._entries.values()]
+            found = await resolve(entries, lambda pool: self._pools[pool].endpoints)
+            listed = {each.info.address: each for each in found}
         except OSError as error:
             self._log.error("endpoints_unchanged", reason=f"a name cannot be looked up: {error}")
             return
@@ -229,7 +246,15 @@ class PickerService:
                     self._driver.post,
                 )
 
+    async def _watch_pools(self) -> None:
+        named = {entry.pool for entry in self._entries.values() if entry.pool}
+        for name in self._pools.keys() - named:
+            await self._pools.pop(name).close()
+        for name in sorted(named - self._pools.keys()):
+            self._pools[name] = PoolWatch(name, self._pods_changed.set)
+
     async def _close_watchers(self) -> None:
+        await asyncio.gather(*(pool.close() for pool in self._pools.values()))
         await asyncio.gather(*(watcher.close() for watcher in self._watchers.values()))
 
     @property

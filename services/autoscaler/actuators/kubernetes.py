@@ -7,14 +7,13 @@ Needs the extra ``kubernetes``, and a service account that may get and patch ``d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from headway.errors import Code, HeadwayError
 from services.autoscaler.actuators.protocol import Actuator
+from services.runtime.kubernetes import connect, require_client
 
 _TIMEOUT = 5.0
-_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class KubernetesActuator(Actuator):
@@ -26,11 +25,7 @@ class KubernetesActuator(Actuator):
     name = "kubernetes"
 
     def __init__(self, deployments: Mapping[str, str], namespace: str = "") -> None:
-        try:
-            import kubernetes_asyncio  # noqa: F401 (looked for here, so that a lack is told early)
-        except ImportError as error:
-            message = "the kubernetes actuator needs its client: pip install 'headway[kubernetes]'"
-            raise HeadwayError(Code.FAILED_PRECONDITION, message) from error
+        require_client("the kubernetes actuator")
         self._deployments = deployments
         self._namespace = namespace
         self._client: Any = None
@@ -73,36 +68,11 @@ class KubernetesActuator(Actuator):
 
     async def _connected(self) -> Any:
         if self._client is None:
-            from kubernetes_asyncio import client, config
-
-            settings = client.Configuration()
-            load: Any = config.load_incluster_config
-            try:
-                load(client_configuration=settings)
-                self._namespace = self._namespace or _own_namespace()
-            except config.ConfigException:
-                await self._load_kubeconfig(settings)
-            self._client = client.ApiClient(settings)
+            self._client, self._namespace = await connect(self._namespace)
         return self._client
-
-    async def _load_kubeconfig(self, settings: Any) -> None:
-        from kubernetes_asyncio import config
-
-        try:
-            await config.load_kube_config(client_configuration=settings)
-            _, active = config.list_kube_config_contexts()
-        except config.ConfigException as error:
-            message = f"neither inside a cluster nor a kubeconfig: {error}"
-            raise HeadwayError(Code.UNAVAILABLE, message) from error
-        context = (active or {}).get("context", {})
-        self._namespace = self._namespace or context.get("namespace", "default")
 
     async def close(self) -> None:
         """Close the connections."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
-
-
-def _own_namespace() -> str:
-    return _NAMESPACE_FILE.read_text("utf-8").strip()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headway.errors import HeadwayError
-from services.autoscaler.actuators import kubernetes
 from services.autoscaler.actuators.kubernetes import KubernetesActuator
+from services.runtime import kubernetes
 from tests.fakes.api_server import TOKEN, ApiServer, api_server, write_kubeconfig
 from tests.fakes.certificates import make_certificates
 

@@ -1,0 +1,167 @@
+"""An API server of Kubernetes in this process: it lists and watches, and forgets old versions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from copy import deepcopy
+from typing import Any
+
+from aiohttp import web
+
+from tests.fakes.api_server import TOKEN
+
+PODS = "/api/v1/namespaces/serving/pods"
+POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/serving/inferencepools"
+
+
+class KubeApi:
+    """Objects by path and name; ``num_lists``: how often each path was listed."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.num_lists = dict.fromkeys((PODS, POOLS), 0)
+        self.refuses = False
+        self._version = 0
+        self._oldest = 0
+        self._objects: dict[str, dict[str, Any]] = {PODS: {}, POOLS: {}}
+        self._history: list[tuple[int, str, str, Any, Any]] = []
+        self._changed = asyncio.Condition()
+        self._epoch = 0
+
+    async def put(self, path: str, found: Mapping[str, Any]) -> None:
+        """Create or replace an object."""
+        name = found["metadata"]["name"]
+        before = self._objects[path].get(name)
+        await self._note(path, "MODIFIED" if before else "ADDED", before, deepcopy(dict(found)))
+
+    async def delete(self, path: str, name: str) -> None:
+        """Remove an object at last."""
+        before = self._objects[path].pop(name)
+        await self._note(path, "DELETED", before, deepcopy(before))
+
+    async def _note(self, path: str, change: str, before: Any, found: Any) -> None:
+        self._version += 1
+        found["metadata"]["resourceVersion"] = str(self._version)
+        if change != "DELETED":
+            self._objects[path][found["metadata"]["name"]] = found
+        async with self._changed:
+            self._history.append((self._version, path, change, before, found))
+            self._changed.notify_all()
+
+    async def forget_history(self) -> None:
+        """End all watches, and know no older version: as after a compaction of etcd."""
+        self._version += 1
+        self._oldest = self._version
+        await self.end_watches()
+
+    async def end_watches(self) -> None:
+        """End all watches, as their time-outs do."""
+        async with self._changed:
+            self._epoch += 1
+            self._changed.notify_all()
+
+    # --- HTTP -------------------------------------------------------------------------
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return _status(401, "Unauthorized")
+        if self.refuses:
+            return _status(503, "ServiceUnavailable")
+        if request.method != "GET" or request.path not in self._objects:
+            return _status(403, "Forbidden")
+        if request.query.get("watch") in ("true", "True"):
+            return await self._watch(request)
+        self.num_lists[request.path] += 1
+        items = [o for o in self._objects[request.path].values() if _selects(request.query, o)]
+        metadata = {"resourceVersion": str(self._version)}
+        return web.json_response({"kind": "List", "metadata": metadata, "items": items})
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        reply = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await reply.prepare(request)
+        version, epoch = int(request.query["resourceVersion"]), self._epoch
+        if version < self._oldest:
+            status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
+            await _write(reply, "ERROR", status)
+            return reply
+        while epoch == self._epoch:
+            for at, path, change, before, found in list(self._history):
+                if path == request.path and at > version:
+                    kind = _change(request.query, change, before, found)
+                    await _write(reply, kind, found)
+                version = max(version, at)
+            bookmark = {"kind": "Pod", "metadata": {"resourceVersion": str(version)}}
+            await _write(reply, "BOOKMARK", bookmark)
+            async with self._changed:
+                while self._epoch == epoch and self._version <= version:
+                    await self._changed.wait()
+        return reply
+
+
+def _change(query: Mapping[str, str], change: str, before: Any, found: Any) -> str:
+    """Return what a watch with this selector hears; "" for nothing."""
+    had = before is not None and _selects(query, before)
+    has = change != "DELETED" and _selects(query, found)
+    if had:
+        return "MODIFIED" if has else "DELETED"
+    return "ADDED" if has else ""
+
+
+def _selects(query: Mapping[str, str], found: Mapping[str, Any]) -> bool:
+    metadata = found["metadata"]
+    labels = metadata.get("labels", {})
+    wanted = [pair.split("=") for pair in query.get("labelSelector", "").split(",") if pair]
+    if any(labels.get(key) != value for key, value in wanted):
+        return False
+    field = query.get("fieldSelector", "")
+    return not field or field == f"metadata.name={metadata['name']}"
+
+
+async def _write(reply: web.StreamResponse, change: str, found: Any) -> None:
+    if change:
+        await reply.write(json.dumps({"type": change, "object": found}).encode() + b"\n")
+
+
+def _status(code: int, reason: str) -> web.Response:
+    status = {"kind": "Status", "code": code, "reason": reason, "message": reason}
+    return web.json_response(status, status=code)
+
+
+@asynccontextmanager
+async def kube_api() -> AsyncIterator[KubeApi]:
+    """Serve one on a port of this machine."""
+    api = KubeApi()
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", api.serve)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    api.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield api
+    finally:
+        await api.end_watches()
+        await runner.cleanup()
+
+
+def pool(port: int = 8000, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """An InferencePool."""
+    spec = {
+        "selector": {"matchLabels": dict(labels or {"app": "vllm"})},
+        "targetPorts": [{"number": port}],
+    }
+    return {"metadata": {"name": "vllm", "namespace": "serving"}, "spec": spec}
+
+
+def pod(
+    name: str, ip: str, *, ready: bool = True, leaving: bool = False, app: str = "vllm"
+) -> dict[str, Any]:
+    """A pod."""
+    metadata: dict[str, Any] = {"name": name, "labels": {"app": app}}
+    if leaving:
+        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
+    return {"metadata": metadata, "status": {"podIP": ip, "conditions": conditions}}
