@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_network
+from math import ceil
 from urllib.parse import unquote
 
 from headway.core.gateway.shares import Bound, Places
@@ -28,14 +29,22 @@ class ClientBounds:
         max_buffered_bytes: int,
         max_waiting: int,
         max_open_requests: int,
+        max_mask_seconds: float,
     ) -> ClientBounds:
         """Make the bounds from the gateway's options; one client may hold ``share`` of each."""
         waiting = Bound("requests without a token", max_waiting, share, "--max-waiting")
         opened = Bound("open requests", max_open_requests, share, "--max-open-requests")
+        masks = Bound(
+            "ms of grammars' masks",
+            ceil(1000 * max_mask_seconds),
+            share,
+            "--max-mask-seconds",
+            "fewer outputs, fewer tokens or a simpler grammar",
+        )
         return cls(
             Bound("connections", max_connections, share, "--max-connections"),
             Bound("bytes waiting", max_buffered_bytes, share, "--max-buffered-bytes"),
-            Places(waiting, opened),
+            Places(waiting, opened, masks),
         )
 
 

@@ -122,22 +122,24 @@ class Calls:
         if standing != NO_STANDING:
             requests = [replace(request, standing=standing) for request in requests]
         self._check_quota(client, len(requests))
-        full = self._places.take(client, len(requests))
+        preparation = self.of(call.model)
+        mask_ms = [preparation.mask_ms(request) for request in requests]
+        full = self._places.take(client, len(requests), sum(mask_ms))
         if full is not None:
-            raise full.refusal(client, len(requests), retry_after=self._retry_after())
+            asked = sum(mask_ms) if full is self._places.masks else len(requests)
+            raise full.refusal(client, asked, retry_after=self._retry_after())
         quota = self._keys.of_client(client).quota
         num_tokens = sum(
             len(request.prompt_token_ids) + expected_output(request) for request in requests
         )
         self.quotas.use(client, quota, num_tokens, now=self._now())
         charged()
-        preparation = self.of(call.model)
         for index, request in enumerate(requests):
             repeats = index % call.num_choices > 0
             if not repeats:
                 reply.num_prompt_tokens += len(request.prompt_token_ids)
             text = preparation.output_text(call, request)
-            place = Place(self._places, client)
+            place = Place(self._places, client, mask_ms[index])
             output = Output(request, index, text, reply, place, repeats_prompt=repeats)
             reply.outputs.append(output)
         is_read = call.paced and reply.streams and not call.stops

@@ -111,6 +111,11 @@ class GatewayConfig(PresetConfig):
     max_open_requests: int = Field(
         16_384, ge=1, description="outputs that wait or are generated (n=8 is 8), then 429"
     )
+    max_mask_seconds: float = Field(
+        600.0,
+        gt=0.0,
+        description="workers' time for the masks of open outputs with grammars, s, then 429",
+    )
     max_buffered_bytes: int = Field(
         2**29, ge=2**16, description="bodies and unread answers in memory together, then 429"
     )
@@ -232,6 +237,7 @@ class GatewayConfig(PresetConfig):
             max_buffered_bytes=self.max_buffered_bytes,
             max_waiting=self.max_waiting,
             max_open_requests=self.max_open_requests,
+            max_mask_seconds=self.max_mask_seconds,
         )
 
 

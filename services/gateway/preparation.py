@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import Any
 
 from headway.core.gateway.admission import over_context
+from headway.core.gateway.quotas import expected_output
 from headway.core.reasoning import EFFORTS
 from headway.errors import Code, HeadwayError, invalid
 from headway.request import BadWord, Constraints, Request
@@ -81,6 +83,14 @@ class Preparation:
                 )
                 requests.append(request)
         return requests
+
+    def mask_ms(self, request: Request) -> int:
+        """Return the milliseconds of masks that a request is expected to cost its worker."""
+        sampling = request.sampling
+        grammar = sampling.constraints.grammar if sampling.constraints is not None else ""
+        least = sampling.max_tokens if sampling.ignore_eos else sampling.min_tokens
+        num_tokens = max(expected_output(request), least)
+        return ceil(1000 * self._grammars.cost(grammar).seconds(num_tokens))
 
     def _reasons(self, call: ApiCall, prompt: Sequence[int]) -> bool:
         """Return whether hidden reasoning comes before the answer."""

@@ -33,6 +33,7 @@ def bounds(share: float = 1.0, *, buffered: int = 10**6) -> ClientBounds:
         max_buffered_bytes=buffered,
         max_waiting=100,
         max_open_requests=100,
+        max_mask_seconds=100.0,
     )
 
 

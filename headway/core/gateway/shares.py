@@ -22,8 +22,11 @@ class Bound:
     it is always free for a newcomer. With a share of 1, the capacity is the only bound.
     """
 
-    def __init__(self, what: str, capacity: int, share: float, flag: str) -> None:
+    def __init__(self, what: str, capacity: int, share: float, flag: str, fewer: str = "") -> None:
+        """``fewer``: what to ask for instead of what is too much for one client alone."""
         self.capacity = capacity
+        self._most_alone = min(capacity, int(share * (capacity + 1)))
+        self._fewer = fewer
         self.num_taken = 0
         self._what = what
         self._flag = flag
@@ -65,7 +68,16 @@ class Bound:
             del self._held[client]
 
     def refusal(self, client: str, amount: int = 1, *, retry_after: float = 1.0) -> HeadwayError:
-        """Return the refusal of an amount, with ``retry_after`` in seconds."""
+        """Return the refusal of an amount, with ``retry_after`` in seconds.
+
+        INVALID_ARGUMENT, with what to ask for instead, where no client could ever have so much.
+        """
+        if self._fewer and amount > self._most_alone:
+            message = (
+                f"a call of {client} asks for {amount} {self._what}; one client may have "
+                f"{self._most_alone} of {self.capacity} ({self._flag}): ask for {self._fewer}"
+            )
+            return HeadwayError(Code.INVALID_ARGUMENT, message)
         most = min(self.capacity, int(self._alpha * (self.capacity - self.num_taken)))
         message = (
             f"{client} has {self.held_by(client)} {self._what} and asks for {amount} more; "
@@ -99,35 +111,39 @@ class Charge:
 class Places:
     """The open outputs of all clients: how many wait for their first token, and how many are open.
 
-    A call with several outputs takes a place for each.
+    A call with several outputs takes a place for each. ``masks``: milliseconds of masks that the
+    grammars of open outputs are expected to cost workers.
     """
 
-    def __init__(self, waiting: Bound, open_: Bound) -> None:
+    def __init__(self, waiting: Bound, open_: Bound, masks: Bound) -> None:
         self.waiting = waiting
         self.open = open_
+        self.masks = masks
 
     def full(self, client: str) -> Bound | None:
         """Return the bound that refuses the client another output, None for none."""
         bounds = (self.waiting, self.open)
         return next((bound for bound in bounds if not bound.has_room(client)), None)
 
-    def take(self, client: str, amount: int) -> Bound | None:
-        """Open outputs, which wait; return the bound that refuses them."""
-        if not self.waiting.take(client, amount):
-            return self.waiting
-        if not self.open.take(client, amount):
-            self.waiting.give_back(client, amount)
-            return self.open
+    def take(self, client: str, amount: int, mask_ms: int = 0) -> Bound | None:
+        """Open outputs, which wait; return the bound that refuses them, and take nothing then."""
+        asked = ((self.waiting, amount), (self.open, amount), (self.masks, mask_ms))
+        for number, (bound, each) in enumerate(asked):
+            if not bound.take(client, each):
+                for taken, given in asked[:number]:
+                    taken.give_back(client, given)
+                return bound
         return None
 
 
 class Place:
     """The place of one output, which begins to wait."""
 
-    __slots__ = ("_ended", "_places", "_waiting", "client")
+    __slots__ = ("_ended", "_mask_ms", "_places", "_waiting", "client")
 
-    def __init__(self, places: Places, client: str) -> None:
+    def __init__(self, places: Places, client: str, mask_ms: int = 0) -> None:
         self._places = places
+        self._mask_ms = mask_ms
         self.client = client
         self._waiting = True
         self._ended = False
@@ -144,6 +160,7 @@ class Place:
             self._ended = True
             self.begin()
             self._places.open.give_back(self.client)
+            self._places.masks.give_back(self.client, self._mask_ms)
 
 
 class Turns(Generic[J]):

@@ -26,7 +26,7 @@ def request(max_tokens: int, *, expected: float) -> Request:
 
 
 def places() -> Places:
-    return Places(Bound("waiting", 100, 1.0, "-w"), Bound("open", 100, 1.0, "-o"))
+    return Places(*(Bound(what, 100, 1.0, "-f") for what in ("waiting", "open", "masks")))
 
 
 def test_requests_at_once_and_waiting_are_bounded() -> None:

@@ -100,7 +100,7 @@ def test_a_charge_replaces_the_one_before_it() -> None:
 
 
 def test_a_call_takes_all_its_places_or_none() -> None:
-    places = Places(bound(20, 1.0), bound(10, 1.0))
+    places = Places(bound(20, 1.0), bound(10, 1.0), bound())
     assert places.take("a", 11) is places.open
     assert places.take("a", 21) is places.waiting
     assert (places.waiting.num_taken, places.open.num_taken) == (0, 0)
@@ -114,6 +114,28 @@ def test_a_call_takes_all_its_places_or_none() -> None:
     for place in (*taken, taken[0]):
         place.end()
     assert (places.waiting.num_taken, places.open.num_taken) == (0, 0)
+
+
+def test_a_call_is_charged_for_its_masks_until_its_outputs_end() -> None:
+    places = Places(bound(20, 1.0), bound(20, 1.0), bound(100, 0.5))
+    assert places.take("a", 2, 40) is None
+    assert places.take("a", 2, 40) is places.masks
+    assert (places.waiting.num_taken, places.open.num_taken) == (2, 2)
+    for place in [Place(places, "a", 20) for _ in range(2)]:
+        place.end()
+        place.end()
+    assert (places.masks.num_taken, places.open.num_taken) == (0, 0)
+
+
+def test_what_no_client_could_ever_have_is_refused_for_good() -> None:
+    masks = Bound("ms of masks", 100, 0.8, "--most", "fewer outputs")
+    assert masks.take("a", 80)
+    later = masks.refusal("b", 80, retry_after=2.0)
+    assert (later.code, later.retry_after) == (Code.RESOURCE_EXHAUSTED, 2.0)
+    never = masks.refusal("b", 81, retry_after=2.0)
+    assert never.code is Code.INVALID_ARGUMENT
+    assert "81 ms of masks" in never.message
+    assert "80 of 100 (--most): ask for fewer outputs" in never.message
 
 
 def test_clients_take_turns() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from services.gateway.api_call import (
     complete_sampling,
     with_choice,
 )
-from services.gateway.grammars import GrammarChecker
+from services.gateway.grammars import NO_COST, GrammarChecker, of_regex
 from services.gateway.openai.json import error_body
 from services.gateway.openai.requests import (
     HARMLESS,
@@ -197,6 +198,17 @@ def test_tools_are_described_to_the_template_and_read_from_the_answer() -> None:
     assert call.grammar is None
     assert chat(tools=[TOOL], tool_choice="none").tools is None
     assert chat(tools=[], tool_choice="auto").tools is None
+
+
+def test_a_new_grammar_is_followed_for_a_while_and_its_last_masks_are_the_price() -> None:
+    """A step of this clock is a millisecond at first, and ten from the tenth on."""
+    instants = accumulate(0.001 if step < 10 else 0.01 for step in count())
+    checker = GrammarChecker(MINI, 0, lambda: next(instants))
+    grammar = of_regex("[ab]+", "regex")
+    assert checker.cost(grammar.text) == NO_COST
+    cost = checker.cost(checker.check(grammar))
+    assert cost == pytest.approx((0.001, 0.01))
+    assert cost.seconds(200) == pytest.approx(2.001)
 
 
 def test_a_call_that_is_required_has_a_grammar() -> None:

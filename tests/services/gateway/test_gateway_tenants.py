@@ -200,3 +200,18 @@ def test_keys_say_whose_a_request_is_with_fair_clients_too(tmp_path: Path) -> No
     keys = KeyRing(write(tmp_path, tenant="acme"), fair_clients=True)
     assert keys.of_client("key ann").tenant == "acme"
     assert keys.of_client("address 1.2.3.4").tenant == ""
+
+
+async def test_outputs_times_the_cost_of_their_grammar_are_charged_when_they_are_admitted(
+    tmp_path: Path, store_url: str
+) -> None:
+    form = {"structured_outputs": {"regex": "[ab]+"}}
+    async with serving(tmp_path, store_url) as running:
+        assert (await post(running, n=2, **form)).status_code == 200
+    async with cluster(tmp_path / "small", store_url, max_mask_seconds=0.001) as running:
+        assert (await post(running, n=2)).status_code == 200
+        refused = await post(running, n=2, **form)
+    assert refused.status_code == 400
+    message = refused.json()["error"]["message"]
+    assert "one client may have 1 of 1 (--max-mask-seconds)" in message
+    assert message.endswith("ask for fewer outputs, fewer tokens or a simpler grammar")
