@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bench.demo.compare import compare
-from bench.demo.live import Setting
-from bench.demo.load import LEAST_REQUESTS, REGIMES, LoadBounds
-from bench.demo.warm_up import NUM_REQUESTS
+from bench.demo.load import LEAST_REQUESTS, NUM_WARM_UP, REGIMES, LoadBounds
 from cli.options import (
     add_json,
     add_model,
@@ -17,13 +15,16 @@ from cli.options import (
     chosen,
     parse_seconds,
     parse_seeds,
+    refuse_unknown,
     require_ranges,
 )
 from headway.errors import invalid, require_between
-from headway.presets import find_preset
-from services.local.options import PolicyOptions, WorkerCounts
-from services.local.refusals import refuse_wrong_options
 from services.worker.engines import MOVES_NO_KV
+
+if TYPE_CHECKING:
+    from services.local.options import WorkerCounts
+
+# What a cluster consists of is imported once the flags are read (cli/up.py).
 
 TOPOLOGIES = ("best", "unified", "split")
 
@@ -50,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--num-requests", type=int, default=600, metavar="N", help="the most of a regime (600)")
     add("--max-tokens", type=int, default=0, metavar="N", help="of a chat's output (0: any)")
-    add("--warm-up", type=int, default=NUM_REQUESTS, metavar="N", help="requests of its loop (120)")
+    add("--warm-up", type=int, default=NUM_WARM_UP, metavar="N", help="requests of its loop (120)")
     add_model(parser)
     add("--prefill", type=int, default=1, metavar="N", help="prefill workers (default 1)")
     add(
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     """Run and print; 1 where a request failed."""
     presets = [name for name in args.presets.split(",") if name]
     for name in presets:
-        find_preset(name)
+        refuse_unknown(name, args)
     if len(set(presets)) < max(2, len(presets)):
         raise invalid("--presets", args.presets, "two different ones or more, by comma")
     require_between("--for", args.seconds, 1, 3600)
@@ -102,6 +103,11 @@ def run(args: argparse.Namespace) -> int:
     if args.least_pass_time and args.engine in MOVES_NO_KV:
         limit = f"0 with engine {args.engine}, which plans its own passes"
         raise invalid("--least-pass-time", args.least_pass_time, limit)
+    from bench.demo.compare import compare
+    from bench.demo.live import Setting
+    from services.local.options import PolicyOptions
+    from services.local.refusals import refuse_wrong_options
+
     setting = Setting(
         model=args.model,
         topologies=_topologies(args),
@@ -125,6 +131,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _topologies(args: argparse.Namespace) -> list[WorkerCounts]:
     """Return the workers that a preset may have; where no KV is moved, each does both phases."""
+    from services.local.options import WorkerCounts
+
     if args.engine in MOVES_NO_KV:
         return [WorkerCounts(prefill=0, decode=0, unified=args.decode)]
     unified = WorkerCounts(prefill=0, decode=0, unified=args.prefill + args.decode)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headway.errors import Code, invalid, require_between
+from headway.presets import find_preset, parse_choice
 from services.runtime.rooms import SHIPPED_MODEL, model_folder
 
 POLICY_VARIABLE, SET_VARIABLE = "HEADWAY_POLICY", "HEADWAY_SET"
@@ -96,3 +97,21 @@ def chosen(args: argparse.Namespace) -> ChoiceTexts:
     policy = [os.environ.get(POLICY_VARIABLE, ""), *args.policy]
     settings = [os.environ.get(SET_VARIABLE, ""), *args.set]
     return ChoiceTexts(",".join(filter(None, policy)), ",".join(filter(None, settings)))
+
+
+def refuse_unknown(preset: str, args: argparse.Namespace) -> None:
+    """Refuse a preset, policy or parameter that does not exist (HeadwayError).
+
+    What runs them refuses them, too; this says it before that is imported. ``preset``: "" for the
+    services' own.
+    """
+    from headway.policies import registry  # --help needs none of it
+
+    choice = parse_choice(*chosen(args))
+    own = find_preset(preset or "sbs").but(choice.policies)
+    for question in (*choice.policies, *choice.params):
+        if question == "scaling" and question not in choice.policies:
+            continue  # --autoscale takes another one where the preset's scales nothing
+        name = getattr(own, question)
+        params = choice.params.get(question, {})
+        registry.find(question, name).typed(f"{question} {name}", params)

@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import track
 
-from cli import simulate_console
 from cli.options import add_json, add_policy_options, chosen, require_ranges
-from cli.trace import write_trace
 from headway.errors import invalid
 from headway.life.trace import trace_of
 from headway.presets import find_preset, parse_choice
@@ -192,6 +190,8 @@ def run(args: argparse.Namespace) -> int:
         if args.fidelity == POLICIES:
             require_views(spec, scenario.failures)
     if args.console is not None:
+        from cli import simulate_console  # slow to import: a server
+
         policy, settings = choice
         simulate_console.serve(
             *simulate_console.filmed(scenario, presets[0], policy, settings), args.console
@@ -308,6 +308,8 @@ def simulate_job(job: SimulationJob) -> Found:
     if job.out:
         _write(job, run)
     if job.trace:
+        from cli.trace import write_trace  # slow to import: a client of clusters
+
         write_trace(Path(job.trace), trace_of(run.lives))
     if sampler is not None:
         plots.kv_loads(Path(job.plots), job.name, sampler.samples)

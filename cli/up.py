@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.options import add_model, add_policy_options, chosen
+from cli.options import add_model, add_policy_options, chosen, refuse_unknown
 from headway.errors import Code, HeadwayError
 from headway.presets import PRESETS, UNIFIED_PRESET
 from services.runtime.rooms import SHIPPED_MODEL, model_folder
@@ -103,18 +103,18 @@ def cluster_options(
     args: argparse.Namespace, service_flags: Sequence[str] = (), known_flags: Iterable[str] = ()
 ) -> ClusterOptions:
     """Return the options of a cluster; HeadwayError for flags that do not exist or fit."""
-    from services.local.models_file import find_models_file, read_models, refuse_flags_of_models
+    refuse_unknown(args.preset, args)
+    file, flags = _read_more(service_flags, known_flags)
+    from services.local.models_file import read_models, refuse_flags_of_models
     from services.local.options import Autoscale, ClusterOptions, PolicyOptions
-    from services.local.service_flags import parse_service_flags
 
     if args.standby and not args.autoscale:
         message = f"--standby is {args.standby}; it is for --autoscale: give both, or neither"
         raise HeadwayError(Code.INVALID_ARGUMENT, message)
-    file, service_flags = find_models_file(service_flags)
     if file:
         _refuse_options_of_one_model(args, file)
     policy, settings = chosen(args)
-    flags = _with_engine(args, parse_service_flags(service_flags, known_flags))
+    flags = _with_engine(args, flags)
     autoscale = Autoscale(
         args.max_prefill, args.max_decode, args.budget, args.standby, args.scale_down_delay
     )
@@ -130,6 +130,18 @@ def cluster_options(
     refuse_flags_of_models(flags["worker"], "all workers")
     models = read_models(file)
     return replace(options, model=models[0].path, model_name=models[0].name, models=models)
+
+
+def _read_more(
+    texts: Sequence[str], known: Iterable[str]
+) -> tuple[str, Mapping[str, tuple[str, ...]]]:
+    """Return the file of models, "" for none, and the flags of services among these arguments."""
+    if not texts:
+        return "", {}
+    from services.local.service_flags import find_models_file, parse_service_flags
+
+    file, flags = find_models_file(texts)
+    return file, parse_service_flags(flags, known)
 
 
 def _refuse_options_of_one_model(args: argparse.Namespace, file: str) -> None:

@@ -18,8 +18,8 @@ from bench.decisions import own_units
 from bench.decisions.cycle import cycles, planning
 from headway.cluster import UnitId
 from headway.policies.batching.gamma_ada import tail_slope
-from headway.policies.batching.memguard import MemGuardParams, UniBoostMemGuard
 from headway.policies.batching.queue import RankedQueue
+from headway.policies.batching.uniboost_memguard import MemGuardParams, UniBoostMemGuard
 from headway.policies.packing import Room
 from headway.policies.packing.pbaa import Pbaa
 from headway.policies.placement import DecodeUnit

@@ -18,6 +18,8 @@ from headway.errors import Code, HeadwayError
 REASONING_SHARE = 0.4
 UNREAD_SHARE = 0.1
 LEAST_REQUESTS = 24
+NUM_WARM_UP = 120
+"""Requests of the mix in the loop before."""
 _ANSWER_TOKENS = range(40, 161)
 _PROMPT_TOKENS = range(20, 200)
 _TEXT = range(32, 127)  # token ids that no vocabulary gives to a special token

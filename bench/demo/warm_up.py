@@ -11,7 +11,6 @@ from bench.demo.load import completion, mix, unread
 from bench.serve.plan import PATHS, Plan, Planned
 from headway.errors import Code, HeadwayError
 
-NUM_REQUESTS = 120  # of the mix
 SECONDS = 15.0  # in which they begin
 PATIENCE = 60.0  # seconds, for one answer
 MOST_SECONDS = SECONDS + 20.0 + 5.0 + 3 * PATIENCE

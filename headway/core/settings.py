@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from headway.core.defaults import WATCHDOG_FLOOR
 from headway.core.gateway.settings import GatewaySettings
@@ -18,10 +18,12 @@ from headway.errors import Code, HeadwayError
 from headway.policies import registry
 from headway.policies.answer import Answer
 from headway.policies.batching import Batching
-from headway.policies.batching.gamma_ada import GammaFit
 from headway.policies.dispatch import Dispatching
 from headway.policies.estimation import Estimation
 from headway.presets import QUESTIONS, Preset
+
+if TYPE_CHECKING:
+    from headway.policies.batching.gamma_ada import GammaFit
 
 _OPTIONS: Mapping[str, str] = MappingProxyType({"scale_down_delay": "hold_down"})
 """Parameters of scaling policies whose option has another name."""
@@ -207,4 +209,4 @@ def _gamma_fit(batching: Policy) -> GammaFit | None:
     """Return how γ is fitted for a batching policy that needs it; HeadwayError as ``make``."""
     params = batching.checked()
     fits = cast("type[Batching]", batching.answer.make).fits_gamma
-    return cast(GammaFit, params) if fits else None
+    return cast("GammaFit", params) if fits else None

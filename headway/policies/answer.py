@@ -8,8 +8,6 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
-
 from headway.errors import invalid
 
 _IN_WORDS = MappingProxyType(
@@ -88,6 +86,8 @@ def _read(name: str, text: str, hint: Any) -> object:
     """Return the value of type ``hint`` that a text says; HeadwayError where it says none."""
     if str in (hint, *get_args(hint)):
         return text
+    from pydantic import TypeAdapter, ValidationError  # slow to import, and seldom needed
+
     adapter = TypeAdapter(hint, config={"arbitrary_types_allowed": True})
     for read in (adapter.validate_json, adapter.validate_python):
         try:

@@ -1,16 +1,17 @@
 """Every policy by its question and its name: what flags, tests and reports call them.
 
-A policy registers itself: its file holds ``ANSWER = Answer(...)``. The file lies in the folder of
-its question, or is named by an entry point ``QUESTION.NAME`` of the group ``headway.policies`` in
-another distribution, or is given by its path (``./edf.py``) in place of a name.
+A policy registers itself: its file holds ``ANSWER = Answer(...)``. The file has the policy's name
+and lies in the folder of its question, or is named by an entry point ``QUESTION.NAME`` of the group
+``headway.policies`` in another distribution, or is given by its path (``./edf.py``) in place of a
+name. The names are known at once; a policy's file is imported when somebody asks for it.
 """
 
 from __future__ import annotations
 
 import pkgutil
 import sys
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from importlib import import_module, util
 from importlib.metadata import entry_points
 from types import MappingProxyType
@@ -21,26 +22,64 @@ from headway.policies.answer import Answer
 
 _PACKAGE = "headway.policies"
 _SUFFIX = ".py"
+_REGISTERS = "\nANSWER = "
 
 
-def _own(question: str) -> dict[str, Answer]:
-    """Return the answers in the folder of a question, by name."""
-    package = import_module(f"{_PACKAGE}.{question}")
-    modules = [import_module(m.name) for m in _modules(package.__path__, package.__name__)]
-    answers = [module.ANSWER for module in modules if hasattr(module, "ANSWER")]
-    found = {answer.name: answer for answer in sorted(answers, key=lambda answer: answer.name)}
-    assert len(found) == len(answers), f"two files of {question} hold one name"
-    return found
+class Answers(Mapping[str, Answer]):
+    """The answers to one question by name, each imported at its first use."""
+
+    def __init__(self, loads: Mapping[str, Callable[[], Answer]]) -> None:
+        self._loads = loads
+
+    def __getitem__(self, name: str) -> Answer:
+        """Return the answer of that name; KeyError for an unknown one."""
+        return self._loads[name]()
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether there is an answer of that name, without importing it."""
+        return name in self._loads
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names: Headway's own in order, then those of other distributions."""
+        return iter(self._loads)
+
+    def __len__(self) -> int:
+        """Return the number of answers."""
+        return len(self._loads)
 
 
-def _modules(path: Any, name: str) -> list[pkgutil.ModuleInfo]:
-    return list(pkgutil.iter_modules(path, f"{name}."))
+def _load(module: str) -> Answer:
+    answer: Answer = import_module(module).ANSWER
+    return answer
 
 
-def _registry() -> dict[str, dict[str, Answer]]:
-    folders = _modules(import_module(_PACKAGE).__path__, _PACKAGE)
-    questions = [folder.name.rpartition(".")[2] for folder in folders if folder.ispkg]
-    found = {question: _own(question) for question in sorted(questions)}
+def _folders() -> Mapping[str, Mapping[str, Callable[[], Answer]]]:
+    """Return what imports each answer of ours, by question and name."""
+    return {
+        folder.name.rpartition(".")[2]: _own(folder.name)
+        for folder in pkgutil.iter_modules(import_module(_PACKAGE).__path__, f"{_PACKAGE}.")
+        if folder.ispkg
+    }
+
+
+def _own(package: str) -> dict[str, Callable[[], Answer]]:
+    """Return what imports each answer in the folder of a question, by name."""
+    question = package.rpartition(".")[2]
+    paths = [f"{path}/{question}" for path in import_module(_PACKAGE).__path__]
+    names = [module.name for module in pkgutil.iter_modules(paths) if _registers(module)]
+    return {name.replace("_", "-"): partial(_load, f"{package}.{name}") for name in sorted(names)}
+
+
+def _registers(module: pkgutil.ModuleInfo) -> bool:
+    """Return whether a module's source holds an answer; what is compiled holds none."""
+    spec = module.module_finder.find_spec(module.name, None)
+    assert spec is not None
+    source = getattr(spec.loader, "get_source", lambda name: None)(module.name)
+    return source is not None and _REGISTERS in source
+
+
+def _registry() -> dict[str, Answers]:
+    found = {question: dict(loads) for question, loads in sorted(_folders().items())}
     for entry in sorted(entry_points(group=_PACKAGE), key=lambda entry: entry.name):
         question, _, name = entry.name.partition(".")
         if question not in found or not name or name in found[question]:
@@ -49,13 +88,11 @@ def _registry() -> dict[str, dict[str, Answer]]:
                 f"QUESTION.NAME with a new name and a question of {', '.join(found)}"
             )
             raise HeadwayError(Code.INVALID_ARGUMENT, message)
-        found[question][name] = entry.load()
-    return found
+        found[question][name] = cache(entry.load)
+    return {question: Answers(loads) for question, loads in found.items()}
 
 
-REGISTRY: Mapping[str, Mapping[str, Answer]] = MappingProxyType(
-    {question: MappingProxyType(answers) for question, answers in _registry().items()}
-)
+REGISTRY: Mapping[str, Answers] = MappingProxyType(_registry())
 
 
 def find(question: str, name: str) -> Answer:
@@ -66,10 +103,11 @@ def find(question: str, name: str) -> Answer:
     answers = REGISTRY.get(question)
     if answers is None:
         raise invalid("policy question", question, f"one of {', '.join(REGISTRY)}")
-    answer = _from_file(question, name) if name.endswith(_SUFFIX) else answers.get(name)
-    if answer is None:
+    if name.endswith(_SUFFIX):
+        return _from_file(question, name)
+    if name not in answers:
         raise invalid(question, name, f"one of {', '.join(answers)}, or the path of a .py file")
-    return answer
+    return answers[name]
 
 
 @cache

@@ -27,7 +27,7 @@ from services.gateway.service import build as build_gateway
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
 from services.runtime.essential import Ending
-from services.runtime.logs import LogLines
+from services.runtime.log_lines import LogLines
 from services.runtime.service import Runtime, Service, start
 from services.runtime.service import drain as drain_service
 from services.scheduler.config import SchedulerConfig

@@ -19,9 +19,10 @@ from headway.core.autoscaler.events import (
 from headway.core.autoscaler.starts import StartsReport
 from headway.errors import Code, HeadwayError
 from protos import autoscaler_pb2, autoscaler_pb2_grpc
-from services.autoscaler.actuators import Actuator
+from services.autoscaler.actuators import Actuator, make_actuator
 from services.autoscaler.config import AutoscalerConfig
 from services.autoscaler.decisions import Decisions
+from services.autoscaler.keda import KedaScaler
 from services.autoscaler.start_metrics import StartMetrics
 from services.autoscaler.steering import Steering
 from services.runtime import wire
@@ -32,6 +33,21 @@ from services.runtime.identity.guard import require_id
 from services.runtime.service import Runtime
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+
+
+async def build(runtime: Runtime[AutoscalerConfig]) -> AutoscalerService:
+    """Return the service, with its RPCs registered."""
+    service = AutoscalerService(runtime, make_actuator(runtime.config, runtime.store))
+    runtime.server.add(service)
+    config = runtime.config
+    keda = KedaScaler(
+        service.decisions,
+        config.model_name,
+        runtime.clock.now,
+        staleness=config.interval + config.staleness,
+    )
+    runtime.server.add(keda)
+    return service
 
 
 class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):

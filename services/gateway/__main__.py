@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from services.gateway.config import GatewayConfig
-from services.gateway.service import build
 from services.runtime.config import load_config
-from services.runtime.service import run_service
 
 
 def main() -> None:
     """Serve until a signal ends it."""
-    run_service(load_config(GatewayConfig), build)
+    config = load_config(GatewayConfig)  # a wrong flag is refused before the rest is imported
+
+    from services.gateway.service import build
+    from services.runtime.service import run_service
+
+    run_service(config, build)
 
 
 if __name__ == "__main__":

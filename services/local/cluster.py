@@ -17,12 +17,12 @@ from headway.errors import Code, HeadwayError
 from services.local import prometheus
 from services.local.metrics_targets import FILE_NAME, keep_targets
 from services.local.options import ClusterOptions, process_specs, worker_spec
-from services.local.refusals import refuse_taken_ids
 from services.local.run_file import RunningCluster, leave_run_file, take_run_file_away
 from services.local.standby_workers import StandbyWorkers
 from services.local.store import PrivateStore, private_store
 from services.local.supervised import ProcessSpec
 from services.local.supervisor import Supervisor
+from services.local.taken_ids import refuse_taken_ids
 from services.local.worker_scaler import WorkerScaler
 from services.runtime.config import ServiceConfig
 from services.runtime.essential import Ending, essential

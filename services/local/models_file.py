@@ -20,22 +20,6 @@ _KEYS = (*_TEXTS, *_COUNTS, "max_model_len", "worker")
 _SET_BY_MODEL = ("--model", "--model-name", "--max-model-len")
 
 
-def find_models_file(texts: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the file among a command's other arguments, "" for none, and the rest.
-
-    A text after a flag is the flag's value.
-    """
-    places = [
-        place
-        for place, text in enumerate(texts)
-        if text.endswith(".toml") and not (place and _takes_value(texts[place - 1]))
-        if not text.startswith("--")
-    ]
-    if not places:
-        return "", list(texts)
-    return texts[places[0]], [text for place, text in enumerate(texts) if place != places[0]]
-
-
 def read_models(file: str) -> tuple[ClusterModel, ...]:
     """Return the models of a file; INVALID_ARGUMENT names the key, its value and the limit."""
     try:
@@ -60,10 +44,6 @@ def read_models(file: str) -> tuple[ClusterModel, ...]:
             raise invalid(f"name of model {number} of {file}", model.name, "one that no other has")
         models[model.name] = model
     return tuple(models.values())
-
-
-def _takes_value(text: str) -> bool:
-    return text.startswith("--") and "=" not in text
 
 
 def _read(table: Any, where: str) -> ClusterModel:

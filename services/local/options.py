@@ -26,9 +26,10 @@ from services.runtime.config import is_loopback
 from services.runtime.identity.tls_files import tls_options
 from services.runtime.rooms import model_folder
 
+_OF_EVERY = ("services.runtime.service",)
 _OF_A_WORKER = ("services.worker.servicer", "services.worker.engine.backend")
 _OF_A_PREDICTOR = ("services.predictor.learner", "services.predictor.scorer")
-"""What these import when they load a model, which takes most of their start."""
+"""What these import once their flags are read, and when they load a model: most of their start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,8 @@ def worker_spec(
     spec = _spec(options, "worker", service_id, *flags, role=role)
     is_ours = options.device == "cpu" and not any(f.startswith("--engine") for f in spec.flags)
     # a card's driver and other engines start threads and processes as they see fit
-    return replace(spec, imports=(*_OF_A_WORKER, *_network(options.model)) if is_ours else None)
+    imports = (*_OF_EVERY, *_OF_A_WORKER, *_network(options.model))
+    return replace(spec, imports=imports if is_ours else None)
 
 
 def _network(model: str) -> tuple[str, ...]:
@@ -249,7 +251,8 @@ def _spec(
     listens = ("--listen", options.service_listen)
     more = options.service_flags.get(service, ())
     given = (*every, *listens, *_tls_flags(options, service), *flags, *more)
-    return ProcessSpec(service, service_id, given, role=role, imports=())
+    imports = (*_OF_EVERY, f"services.{service}.service") if service != "worker" else ()
+    return ProcessSpec(service, service_id, given, role=role, imports=imports)
 
 
 def _tls_flags(options: ClusterOptions, service: str) -> tuple[str, ...]:
@@ -301,7 +304,7 @@ def _predictor_spec(options: ClusterOptions) -> ProcessSpec:
     if not found:
         return _spec(options, "predictor", "predictor")
     spec = _spec(options, "predictor", "predictor", "--predictors", json.dumps(found))
-    return replace(spec, imports=_OF_A_PREDICTOR)
+    return replace(spec, imports=(*(spec.imports or ()), *_OF_A_PREDICTOR))
 
 
 def _autoscaler_flags(options: ClusterOptions) -> tuple[str, ...]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import socket
 import stat
-from collections.abc import Collection, Sequence
 from dataclasses import replace
 from glob import glob
 from importlib.metadata import version
@@ -22,17 +20,14 @@ from services.gateway.auth import KeyRing
 from services.gateway.config import GatewayConfig
 from services.local.options import ClusterOptions, process_specs
 from services.local.service_flags import CONFIGS
-from services.local.supervised import ProcessSpec
 from services.runtime.config import ServiceConfig, read_config
 from services.runtime.preset import PresetConfig
-from services.runtime.store import MEMBER_TTL, Member, Store
 from services.worker.config import WorkerConfig
 from services.worker.engine.model.check import check_model
 from services.worker.engines import MOVES_NO_KV, find_engine, refuse_unread
 
 _CARDS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
 """Where NVIDIA's cards show, AMD's, and those of a Windows below this Linux."""
-_LATE, _INTERVAL = 0.5, 0.1  # seconds
 
 
 def refuse_wrong_options(
@@ -174,45 +169,6 @@ def refuse_log_folder(folder: Path) -> None:
     if found and found.st_mode & stat.S_IWOTH:
         limit = f"a folder that not everybody may write to: chmod o-w {folder}"
         raise invalid("--log-dir", str(folder), limit)
-
-
-async def refuse_taken_ids(specs: Sequence[ProcessSpec], config: ServiceConfig) -> None:
-    """Raise FAILED_PRECONDITION if the store has living members with these ids.
-
-    Two clusters would take each other's places in it. The lease of a process that was killed
-    ends by itself: members are looked at again until then.
-    """
-    ours = {(spec.service, spec.service_id) for spec in specs if not spec.command}
-    store = await Store.connect(config.store, config.cluster)
-    loop = asyncio.get_running_loop()
-    give_up_at = loop.time() + MEMBER_TTL + _LATE
-    try:
-        while True:
-            asked_at = loop.time()
-            taken = await _living(store, ours)
-            if taken == []:
-                return
-            if asked_at > give_up_at:
-                break
-            await asyncio.sleep(_INTERVAL)
-    finally:
-        await store.close()
-    if taken:  # without a store no service starts, and each says why
-        raise HeadwayError(
-            Code.FAILED_PRECONDITION,
-            f"the cluster {config.cluster!r} has a {taken[0].service} {taken[0].member_id!r} at "
-            f"{taken[0].address} already: give another --cluster, or add single services with "
-            "`headway service`",
-        )
-
-
-async def _living(store: Store, ours: Collection[tuple[str, str]]) -> list[Member] | None:
-    """Return the members with these services and ids; None while the store does not answer."""
-    try:
-        listed = [await store.members(service) for service in sorted({s for s, _ in ours})]
-    except HeadwayError:
-        return None
-    return [m for members in listed for m in members if (m.service, m.member_id) in ours]
 
 
 def refuse_taken_ports(options: ClusterOptions) -> None:

@@ -52,6 +52,22 @@ def parse_service_flags(
     return {service: tuple(given) for service, given in found.items()}
 
 
+def find_models_file(texts: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the file among a command's other arguments, "" for none, and the rest.
+
+    A text after a flag is the flag's value.
+    """
+    places = [
+        place
+        for place, text in enumerate(texts)
+        if text.endswith(".toml") and not (place and _takes_value(texts[place - 1]))
+        if not text.startswith("--")
+    ]
+    if not places:
+        return "", list(texts)
+    return texts[places[0]], [text for place, text in enumerate(texts) if place != places[0]]
+
+
 def _service_flags() -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield each flag with its service and its name there."""
     for service, config in CONFIGS.items():
@@ -62,6 +78,10 @@ def _service_flags() -> Iterator[tuple[str, tuple[str, str]]]:
             yield f"--{service}.{name}", (service, f"--{name}")
             if info.annotation is bool:
                 yield f"--{service}.no-{name}", (service, f"--no-{name}")
+
+
+def _takes_value(text: str) -> bool:
+    return text.startswith("--") and "=" not in text
 
 
 def _unknown(text: str, flags: Sequence[str]) -> HeadwayError:

@@ -10,7 +10,8 @@ from headway.errors import HeadwayError
 from services.picker.config import PickerConfig
 from services.runtime.config import load_config
 from services.runtime.essential import Ending
-from services.runtime.logs import configure_logs, get_logger
+from services.runtime.log_lines import configure_logs
+from services.runtime.logs import get_logger
 
 
 def main() -> int:

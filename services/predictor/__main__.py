@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from services.predictor.config import PredictorConfig
-from services.predictor.service import PredictorService
 from services.runtime.config import load_config
-from services.runtime.service import Runtime, run_service
-
-
-async def build(runtime: Runtime[PredictorConfig]) -> PredictorService:
-    """Return the service, with its RPCs registered."""
-    service = PredictorService(runtime)
-    runtime.server.add(service)
-    return service
 
 
 def main() -> None:
     """Serve until a signal ends it."""
-    run_service(load_config(PredictorConfig), build)
+    config = load_config(PredictorConfig)  # a wrong flag is refused before the rest is imported
+
+    from services.predictor.service import build
+    from services.runtime.service import run_service
+
+    run_service(config, build)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,13 @@ from services.runtime.service import Runtime
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
+async def build(runtime: Runtime[PredictorConfig]) -> PredictorService:
+    """Return the service, with its RPCs registered."""
+    service = PredictorService(runtime)
+    runtime.server.add(service)
+    return service
+
+
 class PredictorService(predictor_pb2_grpc.PredictorServicer):
     """The shell around :class:`PredictorCore`."""
 

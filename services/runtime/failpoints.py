@@ -21,6 +21,7 @@ from math import inf
 from types import MappingProxyType
 
 from headway.errors import Code, HeadwayError
+from services.runtime.logs import get_logger
 
 VARIABLE = "HEADWAY_FAILPOINTS"
 _EXIT_STATUS = 137
@@ -78,8 +79,6 @@ def _strike(name: str, strike: _Strike) -> None:
     if strike.left <= 0 or (strike.action == "exit" and random.random() >= strike.argument):
         return
     strike.left -= 1
-    from services.runtime.logs import get_logger  # slow to import, and most processes strike none
-
     get_logger().warning("failpoint", name=name, action=strike.action)
     if strike.action == "exit":
         os._exit(_EXIT_STATUS)

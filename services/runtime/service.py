@@ -21,7 +21,8 @@ from services.runtime.clock import Clock
 from services.runtime.config import ServiceConfig
 from services.runtime.essential import Ending, essential
 from services.runtime.identity.tls_faults import own_fault
-from services.runtime.logs import LogLines, configure_logs, get_logger
+from services.runtime.log_lines import LogLines, configure_logs
+from services.runtime.logs import get_logger
 from services.runtime.machine import Machine
 from services.runtime.membership import MembershipLease
 from services.runtime.server import GrpcServer

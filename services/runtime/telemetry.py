@@ -25,7 +25,7 @@ from prometheus_client import (
 
 from headway.errors import Code, HeadwayError
 from services.runtime.config import host_and_port
-from services.runtime.logs import LogLines
+from services.runtime.log_lines import LogLines
 from services.runtime.probes import Probes
 from services.runtime.store import Store
 

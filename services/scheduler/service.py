@@ -19,6 +19,13 @@ from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.term import Term
 
 
+async def build(runtime: Runtime[SchedulerConfig]) -> SchedulerService:
+    """Return the service, with its RPCs registered."""
+    service = SchedulerService(runtime, runtime.metrics)
+    runtime.server.add(service.links)
+    return service
+
+
 class SchedulerService:
     """The shell around :class:`SchedulerCore`; losing the lease makes it a standby again."""
 

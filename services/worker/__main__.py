@@ -8,13 +8,15 @@ from services.runtime.huge_pages import restart_with_huge_pages
 def main() -> None:
     """Serve, or hold a share of the model of the process that serves."""
     from services.runtime.config import load_config
-    from services.runtime.service import run_service
     from services.worker.config import WorkerConfig
+
+    config = load_config(WorkerConfig)  # a wrong flag is refused before torch is imported
+
+    from services.runtime.service import run_service
     from services.worker.engine.model.tensor_parallel import is_follower
     from services.worker.loading import follow
     from services.worker.servicer import build
 
-    config = load_config(WorkerConfig)
     if is_follower():
         follow(config)
     else:

@@ -6,15 +6,18 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
 
-from headway.engine import Backend, PlanningEngine
 from headway.errors import Code, HeadwayError, invalid
 from services.worker.config import WorkerConfig
+
+if TYPE_CHECKING:
+    from headway.engine import Backend, PlanningEngine
 
 GROUP = "headway.engines"
 """The group of entry points; each is a function of a ``WorkerConfig`` that returns an engine."""
 
-Engine = Backend | PlanningEngine
+Engine: TypeAlias = "Backend | PlanningEngine"
 Load = Callable[[WorkerConfig], Engine]
 
 _OWN: Mapping[str, str] = MappingProxyType(

@@ -15,9 +15,9 @@ from headway.errors import HeadwayError
 from services.gateway.config import GatewayConfig
 from services.local.cluster import LocalCluster, hold_folder
 from services.local.options import process_specs
-from services.local.refusals import refuse_taken_ids
 from services.local.service_flags import CONFIGS, parse_service_flags
 from services.local.store import free_port
+from services.local.taken_ids import refuse_taken_ids
 from services.runtime.config import ServiceConfig, load_config, read_config
 from services.runtime.rooms import ROOMS
 from services.runtime.store import Member, Store
@@ -63,7 +63,7 @@ def said_of(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
         (("--store", "foo"), "store is 'foo'"),
         (("--device", "gpu"), "device is 'gpu'"),
         (("--host", "no.such.host.invalid"), "--host is 'no.such.host.invalid'"),
-        (("--policy", "scaling=token-velocity"), "is for --autoscale"),
+        (("--policy", "scaling=tokenscale"), "is for --autoscale"),
         (("--listen", "no.such.host.invalid"), "--listen is 'no.such.host.invalid'"),
         (("--worker.listen", "127.0.0.1:1"), "unknown argument --worker.listen"),
     ],
@@ -259,7 +259,8 @@ def test_unified_workers_alone_are_started_where_no_other_role_is_named(
 
 def test_what_loads_a_model_is_copied_from_what_has_imported_torch() -> None:
     specs = {s.service_id: s.imports for s in process_specs(up.parse(()), num_cores=2)}
-    assert specs["gateway"] == specs["scheduler"] == specs["autoscaler"] == ()
+    for service in ("gateway", "scheduler", "autoscaler"):
+        assert specs[service] == ("services.runtime.service", f"services.{service}.service")
     workers = specs["decode-1"]
     assert workers is not None
     assert "services.worker.engine.backend" in workers

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from services.autoscaler import __main__ as autoscaler
+from services.autoscaler import service as autoscaler
 from services.autoscaler.config import AutoscalerConfig
 from services.autoscaler.service import AutoscalerService
 from services.runtime.clock import Clock

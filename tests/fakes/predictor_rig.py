@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headway.forward_pass import HiddenStates
 from headway.request import StreamKey
 from protos import predictor_pb2, predictor_pb2_grpc
-from services.predictor import __main__ as predictor
+from services.predictor import service as predictor
 from services.predictor.config import PredictorConfig
 from services.predictor.network import LengthNetwork, NetworkShape
 from services.predictor.versions import save_version

@@ -20,8 +20,8 @@ from headway.policies.batching.boost import (
 )
 from headway.policies.batching.fcfs import Fcfs
 from headway.policies.batching.las import Las
-from headway.policies.batching.memguard import MemGuardParams, UniBoostMemGuard
 from headway.policies.batching.uniboost_base import UniBoostBase
+from headway.policies.batching.uniboost_memguard import MemGuardParams, UniBoostMemGuard
 from tests.fakes.candidates import Queued, decoding, served
 
 GAMMAS = [10.0**power for power in range(-9, 10)]

@@ -9,14 +9,14 @@ import pytest
 
 from headway.errors import HeadwayError
 from headway.policies.batching.boost import BoostParams, boost
-from headway.policies.batching.memguard import (
+from headway.policies.batching.uniboost_base import UniBoostBase
+from headway.policies.batching.uniboost_memguard import (
     MemGuardParams,
     UniBoostMemGuard,
     level_of,
     next_level_at,
     quantised,
 )
-from headway.policies.batching.uniboost_base import UniBoostBase
 from tests.fakes.candidates import Queued, decoding
 from tests.fakes.plans import Planned, make_planned, names
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from protos import autoscaler_pb2, autoscaler_pb2_grpc
-from services.autoscaler import __main__ as autoscaler
+from services.autoscaler import service as autoscaler
 from services.autoscaler.config import AutoscalerConfig
 from services.autoscaler.service import AutoscalerService
 from services.runtime.channel import open_channel

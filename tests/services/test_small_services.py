@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from protos import autoscaler_pb2, autoscaler_pb2_grpc, predictor_pb2, predictor_pb2_grpc
-from services.autoscaler import __main__ as autoscaler
+from services.autoscaler import service as autoscaler
 from services.autoscaler.config import AutoscalerConfig
-from services.predictor import __main__ as predictor
+from services.predictor import service as predictor
 from services.predictor.config import PredictorConfig
 from services.runtime.channel import open_channel
 from services.runtime.clock import Clock

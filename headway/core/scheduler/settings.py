@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from headway.core.defaults import WATERMARK
 from headway.cost.costs import Costs
 from headway.cost.velocity import TokenLimits
-from headway.policies.batching.gamma_ada import GammaFit
 from headway.policies.packing.flow_control import FlowControl
+
+if TYPE_CHECKING:
+    from headway.policies.batching.gamma_ada import GammaFit
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from headway.policies.answer import Answer
 from headway.policies.batching.gamma_ada import WAITS, GammaAda, GammaAdaParams
-from headway.policies.batching.memguard import MemGuardParams, UniBoostMemGuard
 from headway.policies.batching.protocol import Candidate
+from headway.policies.batching.uniboost_memguard import MemGuardParams, UniBoostMemGuard
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -127,7 +127,7 @@ class WhatIfDesk:
 def _refuse_files(policy: str, settings: str) -> None:
     """Raise HeadwayError for a policy that a client would have us load from a file."""
     for question, name in parse_choice(policy, settings).policies.items():
-        known = REGISTRY.get(question, {})
+        known: Collection[str] = REGISTRY.get(question, ())
         if name not in known:
             raise invalid(question, name, f"one of {', '.join(known)}")
 

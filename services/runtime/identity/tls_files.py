@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import grpc
+from typing import TYPE_CHECKING
 
 from headway.errors import Code, HeadwayError
 from services.runtime.identity.private_file import read_private
 from services.runtime.logs import get_logger
+
+if TYPE_CHECKING:
+    import grpc
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ def tls_options(place: Path) -> Mapping[str, Path]:
 
 def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
     """Return the credentials of a caller."""
+    import grpc  # slow to import; whoever reads the files alone needs none of it
+
     return grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
 
 
@@ -72,6 +76,7 @@ def server_credentials(source: TlsSource) -> grpc.ServerCredentials:
 
     gRPC asks for the files at every handshake. It keeps what it has if they do not fit together.
     """
+    import grpc
 
     def current() -> grpc.ServerCertificateConfiguration:
         files = source.read()

@@ -17,7 +17,7 @@ from headway.cost.profile import load_profile
 from headway.forward_pass import ForwardPass, PassResult, Sampled
 from headway.messages import EndForward, MeasuredCosts, Snapshot, UsedConstant, WantedReports
 from headway.policies.batching.headway import Headway, HeadwayParams
-from headway.policies.batching.memguard import UniBoostMemGuard
+from headway.policies.batching.uniboost_memguard import UniBoostMemGuard
 from tests.fakes.worker_core import dispatch, make_request
 
 TRUE = PassTime(0.01, 2e-4, 1e-3, 1e-5)

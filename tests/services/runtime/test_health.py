@@ -15,10 +15,10 @@ from services.local.store import free_port
 from services.runtime.channel import open_channel
 from services.runtime.health import is_serving
 from services.runtime.identity.roles import ServiceRole
-from services.runtime.logs import LogLines
+from services.runtime.log_lines import LogLines
 from services.runtime.service import start
-from services.scheduler.__main__ import build as build_scheduler
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.service import build as build_scheduler
 from services.worker.config import WorkerConfig
 from services.worker.servicer import build as build_worker
 from tests.fakes.fake_engine import load_fake

@@ -13,7 +13,8 @@ from typing import TextIO
 import pytest
 import structlog
 
-from services.runtime.logs import LogLines, configure_logs, get_logger
+from services.runtime.log_lines import LogLines, configure_logs
+from services.runtime.logs import get_logger
 
 
 class Unshowable:

@@ -9,10 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
-from huggingface_hub import constants, get_token, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
-
 from headway.errors import Code, HeadwayError
 from services.worker.engine.model.supported import refuse_unsupported
 
@@ -38,18 +34,31 @@ def check_model(model: str) -> None:
 
 def _config_text(model: str) -> bytes:
     folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return _text_of_hub(model)
     try:
-        if folder.is_dir():
-            return (folder / "config.json").read_bytes()
+        return (folder / "config.json").read_bytes()
+    except OSError as error:
+        raise _unreadable(model, error) from error
+
+
+def _text_of_hub(model: str) -> bytes:
+    from huggingface_hub import try_to_load_from_cache  # slow to import, and a folder needs none
+    from huggingface_hub.errors import HFValidationError
+
+    try:
         cached = try_to_load_from_cache(model, "config.json")
         return Path(cached).read_bytes() if isinstance(cached, str) else _download(model)
     except HFValidationError as error:
         raise _not_found(model, "no folder of that name exists") from error
     except OSError as error:
-        raise _not_found(model, f"{error.filename} cannot be read ({error.strerror})") from error
+        raise _unreadable(model, error) from error
 
 
 def _download(model: str) -> bytes:
+    import httpx
+    from huggingface_hub import constants, get_token, hf_hub_url
+
     url = hf_hub_url(model, "config.json", endpoint=constants.ENDPOINT)
     token = get_token()
     headers = {"authorization": f"Bearer {token}"} if token else {}
@@ -62,6 +71,10 @@ def _download(model: str) -> bytes:
     if answer.status_code != httpx.codes.OK:
         raise _not_found(model, f"the hub answers with status {answer.status_code}")
     return answer.content
+
+
+def _unreadable(model: str, error: OSError) -> HeadwayError:
+    return _not_found(model, f"{error.filename} cannot be read ({error.strerror})")
 
 
 def _not_found(model: str, why: str) -> HeadwayError:

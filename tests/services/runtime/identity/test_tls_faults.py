@@ -20,14 +20,14 @@ from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.identity.tls_faults import own_fault
-from services.runtime.logs import LogLines
+from services.runtime.log_lines import LogLines
 from services.runtime.server import GrpcServer
 from services.runtime.service import start
 from services.runtime.stream import Dialled, Outbox
 from services.runtime.wire import dial_control
-from services.scheduler.__main__ import build
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.gateway_link import GatewayLinks
+from services.scheduler.service import build
 from services.worker.config import WorkerConfig
 from tests.fakes.certificates import make_certificates
 
