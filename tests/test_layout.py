@@ -59,3 +59,9 @@ def test_no_public_class_name_stands_for_two_things() -> None:
         if not node.name.startswith("_"):
             paths.setdefault(node.name, []).append(path)
     assert {name: found for name, found in paths.items() if len(found) > 1} == {}
+
+
+def test_an_editable_install_shows_links_into_the_checkout() -> None:
+    shown = sorted((TESTS.parent / ".editable").iterdir())
+    assert [path.name for path in shown] == ["headway", "headway_launch.py"]
+    assert [path.resolve().parent for path in shown] == [TESTS.parent] * 2
