@@ -36,6 +36,7 @@ class EmulatedEndpoint:
         self.num_running = self.num_waiting = self.num_served = 0
         self.computed = self.hits = self.prompt = 0
         self.prefill_seconds = 0.0
+        self.output = 0
         self.frozen = asyncio.Event()
         self.frozen.set()
         self.metrics_silent = False
@@ -61,6 +62,7 @@ class EmulatedEndpoint:
             f"vllm:prompt_tokens_total {self.prompt}",
             f"vllm:prefix_cache_hits_total {self.hits}",
             f"vllm:request_prefill_time_seconds_sum {self.prefill_seconds}",
+            f"vllm:generation_tokens_total {self.output}",
         ]
         return web.Response(text="\n".join(lines) + "\n")
 
@@ -110,12 +112,14 @@ class EmulatedEndpoint:
         try:
             if not asked.get("stream"):
                 await asyncio.sleep(num_tokens * self._step())
+                self.output += num_tokens
                 return web.json_response({"endpoint": self.name, "num_bytes": size})
             reply = web.StreamResponse(headers={"content-type": "text/event-stream"})
             await reply.prepare(request)
             for index in range(num_tokens):
                 event = {"index": index, "endpoint": self.name, "num_bytes": size}
                 await reply.write(f"data: {json.dumps(event)}\n\n".encode())
+                self.output += 1
                 await asyncio.sleep(self._step())
             await reply.write(b"data: [DONE]\n\n")
             return reply

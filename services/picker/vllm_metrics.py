@@ -13,6 +13,7 @@ _SUMS = (
     "vllm:prompt_tokens_total",
     "vllm:prefix_cache_hits_total",
     "vllm:request_prefill_time_seconds_sum",
+    "vllm:generation_tokens_total",
 )
 _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # the second before 0.10
 _CONFIG = "vllm:cache_config_info"
@@ -35,7 +36,7 @@ def read_metrics(text: str) -> EndpointMetrics | None:
             labels = dict(_LABELS.findall(line))
     if not is_there:
         return None
-    running, waiting, prompt, hits, seconds = sums.values()
+    running, waiting, prompt, hits, seconds, output = sums.values()
     return EndpointMetrics(
         num_running=int(running),
         num_waiting=int(waiting),
@@ -44,6 +45,7 @@ def read_metrics(text: str) -> EndpointMetrics | None:
         block_size=_count(labels, "block_size") or 16,
         computed_tokens=max(0.0, prompt - hits),
         prefill_seconds=seconds,
+        output_tokens=output,
     )
 
 

@@ -54,6 +54,7 @@ VLLM_NAMES = {
     "headway_worker_prefix_asked_tokens": "vllm:prefix_cache_queries",
     "headway_worker_prefix_hit_tokens": "vllm:prefix_cache_hits",
     "headway_worker_prompt_tokens": "vllm:prompt_tokens",
+    "headway_worker_output_tokens": "vllm:generation_tokens",
     "headway_worker_prefill_seconds": "vllm:request_prefill_time_seconds",
 }
 """vLLM's names of some of them, by ours."""
@@ -99,7 +100,7 @@ class WorkerMetrics:
         """``num_blocks``: KV blocks of one DP unit, of ``block_size`` tokens."""
         self._core = core
         self._block_size = block_size
-        self._prefill = _Prefill()
+        self._totals = _Totals()
         self._num_blocks = num_blocks
         VllmNames(registry, VLLM_NAMES, model)
         registry.register(self)
@@ -213,19 +214,22 @@ class WorkerMetrics:
         yield CounterMetricFamily(
             "headway_worker_prompt_tokens",
             "Tokens of prompts: computed, or found in the prefix cache",
-            self._prefill.num_tokens + prefixes.num_hit_tokens,
+            self._totals.num_tokens + prefixes.num_hit_tokens,
+        )
+        yield CounterMetricFamily(
+            "headway_worker_output_tokens", "Tokens drawn here", self._totals.num_output
         )
         yield SummaryMetricFamily(
             "headway_worker_prefill_seconds",
             "Seconds of the passes that computed prompts, summed over these prompts",
-            self._prefill.num_prompts,
-            self._prefill.seconds,
+            self._totals.num_prompts,
+            self._totals.seconds,
         )
 
     def heard(self, event: WorkerEvent) -> None:
         """Show the γ that the scheduler sent, count guesses, and time prompts."""
         if isinstance(event, PassResult | PassFailed):
-            self._prefill.ended(event)
+            self._totals.ended(event)
         elif isinstance(event, Tuned):
             self._gamma.set(event.gamma)
         elif isinstance(event, EngineStepped) and event.num_drafts:
@@ -261,7 +265,7 @@ class WorkerMetrics:
         self._passes.inc()
         self._tokens.labels("decode").inc(num_decode)
         self._tokens.labels("prefill").inc(num_tokens - num_decode)
-        self._prefill.started(forward_pass, num_tokens - num_decode)
+        self._totals.started(forward_pass, num_tokens - num_decode)
 
     def _show(self, report: EndForward) -> None:
         if report.pass_time > 0.0:
@@ -275,16 +279,17 @@ class WorkerMetrics:
             self._usage.labels(str(load.unit)).set(usage)
 
 
-class _Prefill:
-    """Totals of the prompts that passes have computed."""
+class _Totals:
+    """What passes have computed: prompts, and output tokens."""
 
     def __init__(self) -> None:
-        self.num_tokens = self.num_prompts = 0
+        self.num_tokens = self.num_prompts = self.num_output = 0
         self.seconds = 0.0
         self._num_in_pass: dict[int, int] = {}
 
     def started(self, forward_pass: ForwardPass, num_tokens: int) -> None:
         self.num_tokens += num_tokens
+        self.num_output += sum(item.sample for item in forward_pass.items)
         prompts = [item for item in forward_pass.items if len(item.token_ids) > 1]
         if prompts:
             self._num_in_pass[forward_pass.pass_id] = len(prompts)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,43 @@ class Endpoints:
     async def close(self) -> None:
         for address in list(self._runners):
             await self.kill(address)
+
+
+class EndpointProcess:
+    """An emulated endpoint in a process of its own, which can be stopped as a whole."""
+
+    def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
+        self._process = process
+        self.address = address
+
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+
+@asynccontextmanager
+async def endpoint_process() -> AsyncIterator[EndpointProcess]:
+    """Run one; it has begun to serve."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(_DEPLOY / "emulated_endpoint.py"), str(port)
+    )
+    try:
+        async with asyncio.timeout(60):
+            while True:
+                with suppress(OSError):
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    writer.close()
+                    break
+                await asyncio.sleep(0.05)
+        yield EndpointProcess(process, f"127.0.0.1:{port}")
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 @asynccontextmanager

@@ -35,6 +35,7 @@ from headway.core.picker.events import (
 )
 from headway.core.picker.health import Health, Level
 from headway.core.picker.kv_chains import KvChains
+from headway.core.picker.waiting import WaitingClasses
 from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import (
     Decision,
@@ -101,6 +102,8 @@ class PickerCore:
         self._open: dict[StreamKey, _Open] = {}
         self._due: dict[StreamKey, float] = {}
         """When requests that wait have been held for long enough, the first one first."""
+        self._waiting = WaitingClasses()
+        self._max_waiting = (scheduler or SchedulerSettings()).max_waiting
         self._todo: deque[SchedulerAction] = deque()
         self._actions: list[PickerAction] = []
         self._has_begun = False
@@ -169,9 +172,21 @@ class PickerCore:
         if all(not self._known[a].joined for a in self._candidates(among, request.model)):
             self._guess(entry, now)  # they are silent: nothing is gained by waiting
             return
+        self._make_room(request, now)
         self._due[request.key] = now + self._settings.longest_hold
+        self._waiting.add(request)
         self._scheduler.restrict(request.key, among)
         self._tell(request, now)
+
+    def _make_room(self, request: Request, now: float) -> None:
+        """Shed who waits by a lower class, as long as the scheduler would refuse the request."""
+        while (refusal := self._scheduler.refusal_for_now(request)) is not None:
+            is_full = len(self._due) >= self._max_waiting
+            victim = self._waiting.below(request, is_full=is_full)
+            if victim is None:
+                return
+            message = "a request of a more urgent class has taken its place in the window"
+            self._shed(victim, message, refusal.retry_after, now)
 
     def _on_asked_at_once(self, key: StreamKey, among: tuple[str, ...] | None) -> None:
         order = self._order(self._candidates(None if among is None else frozenset(among)))
@@ -180,8 +195,12 @@ class PickerCore:
         else:
             self._refuse_none_ready(key)
 
+    def _waits_no_more(self, key: StreamKey) -> None:
+        if self._due.pop(key, None) is not None:
+            self._waiting.remove(self._open[key].request)
+
     def _close(self, key: StreamKey) -> _Open | None:
-        self._due.pop(key, None)
+        self._waits_no_more(key)
         return self._open.pop(key, None)
 
     def _refuse_none_ready(self, key: StreamKey) -> None:
@@ -192,7 +211,7 @@ class PickerCore:
     def _answer(self, entry: _Open, address: str, rule: str) -> None:
         """Name an endpoint, and behind it those that owe least."""
         entry.at = address
-        self._due.pop(entry.request.key, None)
+        self._waits_no_more(entry.request.key)
         others = self._order(self._candidates(entry.among, entry.request.model) - {address})
         endpoints = (address, *others[: self._settings.num_fallbacks])
         self._actions.append(Pick(entry.request.key, endpoints, rule))
@@ -202,8 +221,19 @@ class PickerCore:
         for key, due_at in list(self._due.items()):
             if due_at > now and is_any_ready:
                 break
-            if key in self._due:  # a guess may have let the scheduler answer others
-                self._guess(self._open[key], now)
+            if key not in self._due:
+                continue  # a guess has let the scheduler answer it
+            entry = self._open[key]
+            if is_any_ready and entry.request.standing.yields:
+                message = f"held for {self._settings.longest_hold:g} s by requests that go first"
+                self._shed(key, message, max(1.0, self._settings.longest_hold), now)
+            else:
+                self._guess(entry, now)
+
+    def _shed(self, key: StreamKey, message: str, retry_after: float, now: float) -> None:
+        self._close(key)
+        self._actions.append(Refuse(key, WhyRefused.SHED, message, retry_after))
+        self._tell(CancelStream(key), now)
 
     def _guess(self, entry: _Open, now: float) -> None:
         """Answer at once: the endpoint that owes least, or 503 without any."""
@@ -403,13 +433,13 @@ class PickerCore:
         entry = self._open.get(rejected.key)
         if entry is None or entry.at:
             return
-        if rejected.code is Code.RESOURCE_EXHAUSTED:
-            self._close(rejected.key)
-            self._actions.append(
-                Refuse(rejected.key, WhyRefused.SHED, rejected.message, rejected.retry_after)
-            )
-        else:
+        if rejected.code is not Code.RESOURCE_EXHAUSTED:
             self._guess(entry, now)  # the endpoint says itself what is wrong with a request
+            return
+        self._close(rejected.key)
+        self._actions.append(
+            Refuse(rejected.key, WhyRefused.SHED, rejected.message, rejected.retry_after)
+        )
 
     # --- for people -------------------------------------------------------------------
 

@@ -32,13 +32,18 @@ cached, or events are lost."""
 
 @dataclass(slots=True)
 class _Held:
-    """A request that was sent there; ``owed``: tokens still to be computed of its ``uncached``."""
+    """A request that was sent there; ``owed``: tokens still to be computed of its ``uncached``.
+
+    ``drawn_before``: what one that had always run would have drawn by the end of its prompt.
+    """
 
     num_tokens: int
     uncached: int
     owed: float
     sent_at: float
     dispatch_id: int
+    most_output: int
+    drawn_before: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,35 @@ class PromptsThrough:
     dispatch_ids: tuple[int, ...]
     seconds: float
     """From the last such instant, or from the sending, to this one."""
+
+
+class OutputClock:
+    """The output tokens that a request draws while it runs, by an endpoint's metrics.
+
+    Each step draws one token for every request that runs. So those of an interval, divided by the
+    requests that ran in it, are one request's; since the last scrape it goes on at that rate.
+    """
+
+    def __init__(self) -> None:
+        self._drawn = self._rate = 0.0
+        self._at = -inf
+
+    def scraped(
+        self, last: EndpointMetrics | None, metrics: EndpointMetrics, *, now: float
+    ) -> None:
+        """Take the counters of two scrapes; ``last`` is None if the one before has failed."""
+        tokens = metrics.output_tokens - last.output_tokens if last is not None else -1.0
+        if self._at > -inf and now > self._at and last is not None and tokens >= 0:
+            drawn = tokens / max(1.0, (last.num_running + metrics.num_running) / 2)
+            self._drawn += drawn
+            self._rate = drawn / (now - self._at)
+        else:
+            self._drawn = self.drawn(now=now)
+        self._at = now
+
+    def drawn(self, *, now: float) -> float:
+        """Return the tokens of a request that had run since the first scrape."""
+        return self._drawn + (self._rate * (now - self._at) if self._rate else 0.0)
 
 
 class EndpointLedger:
@@ -62,6 +96,7 @@ class EndpointLedger:
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
         self._drained_at = self._through_at = self._scraped_at = -inf
         self._others = (0, 0)  # requests that run and that wait there, of nobody here
+        self._outputs = OutputClock()
         self._events_at = -inf
         self.num_passes = 0
 
@@ -123,7 +158,8 @@ class EndpointLedger:
     def take(self, request: Request, owed: int, dispatch_id: int, *, now: float) -> None:
         """Book a request; ``owed``: its prompt tokens without those cached there."""
         self._drain(now)
-        self._held[request.key] = _Held(request.num_tokens, owed, owed, now, dispatch_id)
+        most = request.sampling.max_tokens
+        self._held[request.key] = _Held(request.num_tokens, owed, owed, now, dispatch_id, most)
 
     def end(self, key: StreamKey, *, now: float) -> FinishedRequest | None:
         """Forget a request that has ended; None if it has none of this key."""
@@ -133,7 +169,10 @@ class EndpointLedger:
         self._drain(now)
         self._through(held)
         del self._held[key]
-        return FinishedRequest(key, 0, held.num_tokens, 0, FinishReason.STOP)
+        drawn = self._outputs.drawn(now=now)
+        before = drawn if held.drawn_before is None else held.drawn_before
+        num_output = min(round(max(0.0, drawn - before)), held.most_output)
+        return FinishedRequest(key, 0, held.num_tokens, num_output, FinishReason.STOP)
 
     def _through(self, held: _Held) -> None:
         """Note that a prompt is computed: so are those that came before it."""
@@ -159,7 +198,14 @@ class EndpointLedger:
     def progress(self, *, now: float) -> PromptsThrough | None:
         """Return what is through since the last look, None for nothing."""
         self._drain(now)
-        done = [h for h in self._held.values() if h.owed <= 0 and h.dispatch_id]
+        done: list[_Held] = []
+        for held in self._held.values():
+            if held.owed > 0:
+                continue
+            if held.drawn_before is None:
+                held.drawn_before = self._outputs.drawn(now=now)
+            if held.dispatch_id:
+                done.append(held)
         if not done:
             return None
         since = max(self._through_at, min(held.sent_at for held in done))
@@ -209,6 +255,7 @@ class EndpointLedger:
             self._others = (0, 0)
             return False
         self._measure(last, metrics)
+        self._outputs.scraped(last, metrics, now=now)
         own = [h for h in self._held.values() if h.sent_at < begun_at]
         waiting = min(metrics.num_waiting, len(own))
         for held in own[len(own) - waiting :]:  # the clock was too fast for the last ones

@@ -54,6 +54,7 @@ class EndpointMetrics:
     block_size: int = 16
     computed_tokens: float = 0.0
     prefill_seconds: float = 0.0
+    output_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,8 +236,10 @@ class SchedulerCore:
             refusal = self._limits.refuse(request)
             if refusal is not None:
                 return refusal
-        if was_let_in:
-            return None
+        return None if was_let_in else self.refusal_for_now(request)
+
+    def refusal_for_now(self, request: Request) -> Rejected | None:
+        """Return the refusal of a request that would find no room to wait now, or None."""
         num_waiting = sum(p.window.num_waiting for p in self._pools.values())
         pool = self._pools.get(request.model)
         return refuse_for_now(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from headway.blocks import block_names, waypoint_names
 from headway.core.picker.core import AT_ONCE, BEST_GUESS, GATEWAY_ID, PickerCore
+from headway.core.picker.endpoint import EndpointLedger
 from headway.core.picker.events import (
     EndpointInfo,
     EndpointListed,
@@ -33,6 +35,7 @@ from headway.core.picker.kv_chains import KvChains
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.policies.packing.flow_control import FlowControl
 from headway.request import Request, SamplingParams, StreamKey
+from headway.service_class import NO_STANDING, Standing, shipped_classes
 
 A, B, C = "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000"
 _CHUNK = 1000
@@ -77,6 +80,7 @@ class Gateway:
         among: tuple[str, ...] | None = None,
         token_ids: Sequence[int] | None = None,
         max_tokens: int = 16,
+        standing: Standing = NO_STANDING,
     ) -> int:
         self._number += 1
         tokens = token_ids or array(
@@ -90,6 +94,7 @@ class Gateway:
             self.now,
             stream_id=self._number,
             gateway_id=GATEWAY_ID,
+            standing=standing,
         )
         self.handle(PickAsked(request, among))
         return self._number
@@ -408,3 +413,110 @@ def test_names_from_kv_events_are_those_of_the_prompt_whatever_the_block_size() 
 
 def test_blocks_behind_an_unknown_parent_have_no_names() -> None:
     assert KvChains().store(StoredBlocks((1,), 99, range(64), 64)) == []
+
+
+# --- classes and tenants ------------------------------------------------------------------
+
+_CLASSES = shipped_classes().by_name
+
+
+def _standing(name: str = "", tenant: str = "") -> Standing:
+    return Standing(tenant=tenant, service=_CLASSES[name] if name else None)
+
+
+def _full(*names: str, max_waiting: int = 2, tenant: str = "") -> tuple[Gateway, list[int]]:
+    """A gateway whose endpoint is busy, and requests of these classes that wait."""
+    scheduler = replace(_SCHEDULER, max_waiting=max_waiting)
+    settings = PickerSettings(first_pass=1e4, longest_hold=60.0)
+    gateway = Gateway(A, scheduler=scheduler, settings=settings)
+    gateway.ask(_CHUNK, standing=_standing("", tenant))
+    waiting = [gateway.ask(_CHUNK, standing=_standing(name, tenant)) for name in names]
+    assert not any(number in gateway.answers for number in waiting)
+    return gateway, waiting
+
+
+def test_a_full_window_sheds_the_lowest_class_first() -> None:
+    gateway, (batch, agent) = _full("batch", "agent")
+    first = gateway.ask(_CHUNK, standing=_standing("interactive"))
+    assert gateway.refusal(batch).reason is WhyRefused.SHED
+    assert gateway.refusal(batch).retry_after >= 1.0
+    second = gateway.ask(_CHUNK, standing=_standing("interactive"))
+    assert gateway.refusal(agent).reason is WhyRefused.SHED
+    third = gateway.ask(_CHUNK, standing=_standing("interactive"))
+    assert gateway.refusal(third).reason is WhyRefused.SHED
+    assert gateway.core.num_waiting == 2
+    assert not {first, second} & gateway.answers.keys()
+
+
+def test_of_one_class_the_newest_is_shed() -> None:
+    gateway, (older, newer) = _full("batch", "batch")
+    gateway.ask(_CHUNK, standing=_standing())
+    assert list(gateway.answers) == [1, newer]
+    assert older not in gateway.answers
+
+
+def test_an_equal_class_sheds_nobody() -> None:
+    gateway, _ = _full("batch", "batch")
+    last = gateway.ask(_CHUNK, standing=_standing("batch"))
+    assert gateway.refusal(last).reason is WhyRefused.SHED
+    assert gateway.core.num_waiting == 2
+
+
+def test_nobody_is_shed_for_a_tenant_that_has_too_many() -> None:
+    gateway, _ = _full(*["interactive"] * 4, max_waiting=5, tenant="t")
+    other = gateway.ask(_CHUNK, standing=_standing("batch", "other"))
+    last = gateway.ask(_CHUNK, standing=_standing("interactive", "t"))
+    assert gateway.refusal(last).reason is WhyRefused.SHED
+    assert other not in gateway.answers
+
+
+def test_a_class_that_waits_for_all_others_closes_the_door_to_none_of_them() -> None:
+    scheduler = replace(_SCHEDULER, flow_control=FlowControl(1))
+    settings = PickerSettings(first_pass=1.0, longest_hold=1e6)
+    gateway = Gateway(A, scheduler=scheduler, settings=settings)
+    waiting = [gateway.ask(_CHUNK, standing=_standing("batch")) for _ in range(12)]
+    gateway.pass_time(6.0)
+    urgent = gateway.ask(_CHUNK, standing=_standing("interactive"))
+    shed = [number for number in waiting if isinstance(gateway.answers.get(number), Refuse)]
+    assert shed
+    assert not isinstance(gateway.answers.get(urgent), Refuse)
+
+
+def test_who_yields_is_shed_when_its_time_is_over_and_others_are_not() -> None:
+    gateway, (batch, agent) = _full("batch", "agent")
+    gateway.pass_time(61.0)
+    assert gateway.refusal(batch).reason is WhyRefused.SHED
+    assert gateway.pick(agent).rule == BEST_GUESS
+
+
+def test_tenants_pay_for_what_their_requests_have_drawn() -> None:
+    ledger = EndpointLedger(EndpointInfo(A, "m", _CHUNK), 0.01)
+    request = Request("r", "m", range(10), SamplingParams(max_tokens=500), 0.0, stream_id=1)
+    ledger.scraped(EndpointMetrics(num_running=2, output_tokens=1000), 0.0, now=0.0)
+    ledger.take(request, 10, 1, now=0.0)
+    ledger.progress(now=1.0)
+    ledger.scraped(EndpointMetrics(num_running=2, output_tokens=1400), 2.0, now=2.0)
+    finished = ledger.end(request.key, now=3.0)
+    assert finished is not None
+    assert finished.num_output_tokens == 300  # 100 a second while two ran, from 0 s on
+
+
+def test_a_tenant_with_long_answers_waits_for_one_with_short_ones() -> None:
+    gateway = Gateway(A, settings=PickerSettings(first_pass=1.0, longest_hold=1e6))
+    num_output = 0
+    for _ in range(2):  # one tenant's requests run for ten seconds, the other's end at once
+        for tenant, seconds in (("long", 10.0), ("short", 0.0)):
+            number = gateway.ask(_CHUNK, standing=_standing("", tenant), max_tokens=5000)
+            gateway.pass_time(1.0)
+            for _ in range(int(seconds)):
+                gateway.pass_time(1.0)
+                num_output += 300
+                gateway.scraped(A, EndpointMetrics(num_running=1, output_tokens=num_output))
+            gateway.end(number)
+    gateway.ask(_CHUNK)
+    waiting = {
+        tenant: gateway.ask(_CHUNK, standing=_standing("", tenant)) for tenant in ("long", "short")
+    }
+    gateway.pass_time(1.01)
+    assert waiting["short"] in gateway.answers
+    assert waiting["long"] not in gateway.answers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,15 @@ from services.picker.kv_events import KvEventReader, read_batch
 from services.picker.prompts import Prompts
 from services.picker.vllm_metrics import read_metrics
 from services.runtime.config import read_config
-from tests.fakes.picker_rig import Endpoints, Exchange, named, picker, response_headers, until
+from tests.fakes.picker_rig import (
+    Endpoints,
+    Exchange,
+    endpoint_process,
+    named,
+    picker,
+    response_headers,
+    until,
+)
 
 _BODY = json.dumps({"prompt": "Hello"}).encode()
 
@@ -96,13 +104,39 @@ vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="1234"} 1.0
 vllm:prompt_tokens_total{engine="0"} 1000.0
 vllm:prefix_cache_hits_total{engine="0"} 400.0
 vllm:request_prefill_time_seconds_sum{engine="0"} 1.5
+vllm:generation_tokens_total{engine="0"} 90.0
 """
-    assert read_metrics(text) == EndpointMetrics(7, 2, 0.25, 1234, 32, 600.0, 1.5)
+    assert read_metrics(text) == EndpointMetrics(7, 2, 0.25, 1234, 32, 600.0, 1.5, 90.0)
 
 
 @pytest.mark.parametrize("text", ["", "other 1", "vllm:", "vllm:num_requests_running"])
 def test_metrics_of_others_are_none_or_zero(text: str) -> None:
     assert read_metrics(text) in (None, EndpointMetrics())
+
+
+# --- an endpoint that is stopped ----------------------------------------------------------
+
+
+async def test_a_frozen_process_gets_nothing_once_it_is_noticed_until_it_goes_on() -> None:
+    async with endpoint_process() as frozen, endpoint_process() as other:
+        options = {"scrape_interval": 0.2, "scrape_timeout": 1.0}
+        async with picker(frozen.address, other.address, **options) as service:
+
+            def health() -> str:
+                return next(e.health for e in service.endpoints() if e.address == frozen.address)
+
+            async def pick() -> Sequence[str]:
+                async with Exchange(service.address) as exchange:
+                    return named(await exchange.ask(_BODY))
+
+            frozen.freeze()
+            await until(lambda: health() == "silent")
+            for _ in range(30):
+                assert await pick() == [other.address]
+                await asyncio.sleep(0.05)
+            frozen.thaw()
+            await until(lambda: health() == "up")
+            assert set(await pick()) == {frozen.address, other.address}
 
 
 # --- prompts ----------------------------------------------------------------------------

@@ -166,6 +166,7 @@ async def test_the_pickers_watcher_reads_a_workers_metrics(running: _Running) ->
     assert isinstance(metrics, EndpointMetrics)
     assert (metrics.num_blocks, metrics.block_size) == (160, 16)
     assert metrics.computed_tokens == 40 + 8
+    assert metrics.output_tokens == 2 * 4
     assert metrics.prefill_seconds > 0
 
 
