@@ -30,6 +30,7 @@ _PATHS = (
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/responses",
+    "/v1/messages",
     "/tokenize",
     "/detokenize",
     "/v1/models",

@@ -24,7 +24,7 @@ _WRONG: Sequence[Json] = (None, True, -1, 0, 2**70, 1.5, "", "x", "\ud800", [], 
 _MOST_TOKENS = 8
 _DEEPEST = 6
 _METHODS = ("get", "post")
-_ENDED = re.compile(rb"event: response\.(completed|incomplete)\n[^\n]*\s*$")
+_ENDED = re.compile(rb"event: (response\.(completed|incomplete)|message_stop)\n[^\n]*\s*$")
 
 
 class SchemaTarget(HttpTarget):

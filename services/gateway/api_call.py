@@ -93,6 +93,8 @@ class ApiCall:
     """True if reasoning is kept apart from the answer."""
     default_max_tokens: int = 0
     """Limit on output tokens if the client gives none; 0: as many as fit."""
+    fills_context: bool = False
+    """True if the output ends where the context does, though the client's limit is beyond."""
     paced: bool = True
     """True if the gateway may hold answering tokens until a reader needs them."""
     thinking_budget: int | None = None
@@ -157,6 +159,10 @@ class ReplyStyle:
     """True if the last usage says what the time of each output consisted of."""
     responses: bool = False
     """True for the events and items of ``/v1/responses``."""
+    messages: bool = False
+    """True for the events and blocks of ``/v1/messages``."""
+    max_tokens: int = 0
+    """The client's limit on output tokens, where the answer says if it was reached."""
     echoed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the request that its response repeats."""
     history: ResponseHistory | None = None
@@ -175,16 +181,17 @@ def complete_sampling(
     num_prompt_tokens: int,
     max_model_len: int,
     seed: int,
+    fills_context: bool = False,
 ) -> SamplingParams:
     """Combine the client's fields (``said``) with the model's ``defaults`` and a ``seed``.
 
     Without max_tokens an output may have ``default_max_tokens``, or fill the context if that
-    is 0 or does not fit.
+    is 0 or does not fit. ``fills_context``: so it may where max_tokens does not fit.
     """
     chosen: dict[str, Any] = {**defaults, "seed": seed, **said}
-    if "max_tokens" not in chosen:
+    if fills_context or "max_tokens" not in chosen:
         room = max(1, max_model_len - num_prompt_tokens)
-        chosen["max_tokens"] = min(room, default_max_tokens or room)
+        chosen["max_tokens"] = min(room, chosen.get("max_tokens", default_max_tokens) or room)
     return SamplingParams(**chosen)
 
 

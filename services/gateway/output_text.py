@@ -42,7 +42,8 @@ class StopScanner:
         self._stops = stops
         self._keeps = keeps
         self._held = ""
-        self.found = False
+        self.found = ""
+        """The stop string that was found."""
 
     def push(self, text: str) -> str:
         """Take more text; return what certainly lies before any stop string."""
@@ -51,8 +52,8 @@ class StopScanner:
         text = self._held + text
         places = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
         if places:
-            self.found, self._held = True, ""
             place, stop = min(places)
+            self.found, self._held = stop, ""
             return text[: place + len(stop) * self._keeps]
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
@@ -119,7 +120,12 @@ class OutputText:
     @property
     def stopped(self) -> bool:
         """True once a stop string was found: no more tokens are needed."""
-        return self._scanner is not None and self._scanner.found
+        return bool(self.stop)
+
+    @property
+    def stop(self) -> str:
+        """The stop string that was found, "" before."""
+        return "" if self._scanner is None else self._scanner.found
 
     def push(self, token_id: int, *, ends: bool = False) -> Piece:
         """Take one more token; return the text that may be shown now.

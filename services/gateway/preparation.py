@@ -57,6 +57,7 @@ class Preparation:
                 num_prompt_tokens=len(token_ids),
                 max_model_len=model.max_model_len,
                 seed=secrets.randbits(63),
+                fills_context=call.fills_context,
             )
             if (
                 len(token_ids) + sampling.max_tokens > model.max_model_len

@@ -13,6 +13,8 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 
 from headway.errors import Code, HeadwayError
 from headway.request import Request
+from services.gateway.anthropic.replies import MessagesReply, respond_messages_error
+from services.gateway.anthropic.requests import parse_messages
 from services.gateway.api_call import ApiCall, ReplyStyle, ResponseHistory
 from services.gateway.auth import KEY_CLIENT, KeyRing, check_client_id
 from services.gateway.calls import Calls
@@ -29,16 +31,23 @@ from services.gateway.http.screening import (
     EXPLAIN,
     GET,
     LOAD,
+    MESSAGES,
     MODEL,
     PING,
     SCHEMA,
     VERSION,
     Screening,
 )
-from services.gateway.http.tokens import detokenize, tokenize
+from services.gateway.http.tokens import count_messages, detokenize, tokenize
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.json import CallIdentity, dumps
-from services.gateway.openai.replies import JSON, HttpReply, StreamReply, WholeReply, respond_error
+from services.gateway.openai.replies import (
+    JSON,
+    HttpReply,
+    StreamReply,
+    WholeReply,
+    respond_error,
+)
 from services.gateway.openai.requests import parse_chat, parse_completion
 from services.gateway.openai.response_replies import ResponseReply
 from services.gateway.openai.responses import parse_response
@@ -56,9 +65,14 @@ _POST = {
     "/v1/chat/completions": parse_chat,
     "/v1/completions": parse_completion,
     "/v1/responses": parse_response,
+    MESSAGES: parse_messages,
 }
 _TEMPLATE = b'"chat_template"'  # of a client's own, which may take its time
-_TOKENS = {"/tokenize": tokenize, "/detokenize": detokenize}
+_TOKENS = {
+    "/tokenize": tokenize,
+    "/detokenize": detokenize,
+    f"{MESSAGES}/count_tokens": count_messages,
+}
 _REQUEST_ID = "x-request-id"
 _UNPACED = "off"  # the value of x-headway-pacing
 
@@ -160,7 +174,7 @@ class HttpEdge:
         """Answer a request that could not be read, or was screened out."""
         self._count_refused(exchange, refusal.error)
         self._origins.allow_page(exchange)
-        respond_error(exchange, refusal.error, refusal.status, refusal.code)
+        _answer_error(exchange, refusal.error, refusal.status, refusal.code)
 
     def cut_off(self) -> None:
         """Count a client that was cut off because it does not read."""
@@ -249,9 +263,12 @@ class HttpEdge:
         identity = CallIdentity(
             shown_id, call.model, int(arrival_at), self._fingerprints[call.model], chat=style.chat
         )
-        kind: type[HttpReply | ResponseReply] = StreamReply if style.stream else WholeReply
+        kind: type[HttpReply] = StreamReply if style.stream else WholeReply
         if style.responses:
             kind = ResponseReply
+        elif style.messages:
+            kind = MessagesReply
+            exchange.add_header("request-id", call.client_id or call_id)
         codec = self._calls.models.find(call.model).codec
         reply = kind(exchange, identity, style, codec, self._calls.let_go)
         if isinstance(reply, ResponseReply) and self._stored is not None:
@@ -383,7 +400,7 @@ class HttpEdge:
         if error.code is Code.NOT_FOUND:
             is_response = error.param == "previous_response_id"
             code = "previous_response_not_found" if is_response else "model_not_found"
-        respond_error(exchange, error, code=code)
+        _answer_error(exchange, error, code=code)
 
     def _count_refused(self, exchange: Exchange, error: HeadwayError) -> None:
         self._metrics.count("errors", error.code.value)
@@ -394,6 +411,16 @@ class HttpEdge:
         self._shell.unexpected(error, exchange.path)
         message = "the gateway failed on this request; it has been logged"
         self._respond_error(exchange, HeadwayError(Code.INTERNAL, message))
+
+
+def _answer_error(
+    exchange: Exchange, error: HeadwayError, status: int = 0, code: str | None = None
+) -> None:
+    """Answer in the shape of the API that was called."""
+    if exchange.path.startswith(MESSAGES):
+        respond_messages_error(exchange, error, status)
+    else:
+        respond_error(exchange, error, status, code)
 
 
 def _key_of(exchange: Exchange) -> str:

@@ -14,6 +14,8 @@ from services.gateway.reading import INLINE_BYTES
 SCHEMA, VERSION, PING, LOAD = "/openapi.json", "/version", "/ping", "/load"
 GET = frozenset({"/v1/models", "/health", "/livez", "/metrics", TRACE, SCHEMA, VERSION, PING, LOAD})
 """Paths of the API that take GET, whole."""
+MESSAGES = "/v1/messages"
+"""Anthropic's path, and the beginning of its others; their clients send a key as x-api-key."""
 MODEL, EXPLAIN = "/v1/models/", "/explain/"
 """Beginnings of further ones; a name follows."""
 
@@ -66,7 +68,7 @@ class Screening:
         if path in self._open_paths or self._console.is_open(path):
             return ""
         try:
-            name = self._keys.check(headers.get(b"authorization", b"").decode("latin-1"))
+            name = self._keys.check(_given_key(path, headers))
         except HeadwayError as error:
             raise HttpRefusal(401, error, "invalid_api_key") from error
         if path in ("/metrics", TRACE) and not self._keys.is_operator(name):
@@ -89,3 +91,10 @@ class Screening:
             refused = HeadwayError(Code.INVALID_ARGUMENT, message)
             raise HttpRefusal(405, refused, "method_not_allowed")
         return not is_get
+
+
+def _given_key(path: str, headers: Mapping[bytes, bytes]) -> str:
+    """Return the header that bears the caller's key, as ``Authorization`` has it."""
+    given = headers.get(b"authorization", b"").decode("latin-1")
+    own = headers.get(b"x-api-key", b"").decode("latin-1")
+    return f"Bearer {own}" if own and not given and path.startswith(MESSAGES) else given

@@ -1,10 +1,11 @@
-"""``/tokenize`` and ``/detokenize``: a text's or a chat's tokens, and back."""
+"""A text's or a chat's tokens, and back, as vLLM and Anthropic have them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from services.gateway.anthropic.requests import parse_counted
 from services.gateway.api_call import ChatEnd, ChatInput, Input
 from services.gateway.calls import Calls
 from services.gateway.openai.shapes import read
@@ -31,6 +32,12 @@ def tokenize(calls: Calls, body: Mapping[str, Any]) -> Mapping[str, Any]:
     if strings:
         found["token_strs"] = [model.codec.token_text(token)[0] for token in tokens]
     return found
+
+
+def count_messages(calls: Calls, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the number of a chat's tokens; INVALID_ARGUMENT where they do not fit the model."""
+    model, chat = parse_counted(body)
+    return {"input_tokens": len(calls.of(model).token_ids(chat))}
 
 
 def detokenize(calls: Calls, body: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Protocol
 
 from headway.errors import HeadwayError
@@ -29,6 +30,7 @@ from services.gateway.openai.json import (
 from services.gateway.output_text import NOTHING, Piece
 from services.gateway.outputs import Output
 from services.gateway.tokenizer import TextCodec
+from services.gateway.tool_calls import CallPiece
 
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
@@ -160,13 +162,17 @@ class HttpReplyBase:
         self.ended = True
         error.param = self.style.param(error.param)
         try:
-            if self.exchange.started:
-                self.exchange.write(f"data: {error_body(error)}\n\n".encode(), last=True)
-            else:
-                respond_error(self.exchange, error)
+            self._refuse(error)
         finally:
             self.exchange.abort()  # does nothing after an answer
             self.let_go(self.outputs, error)
+
+    def _refuse(self, error: HeadwayError) -> None:
+        """Answer with the error, or end a stream with it."""
+        if self.exchange.started:
+            self.exchange.write(f"data: {error_body(error)}\n\n".encode(), last=True)
+        else:
+            respond_error(self.exchange, error)
 
     def _gone(self) -> None:
         self.ended = True
@@ -269,7 +275,65 @@ class WholeReply(HttpReplyBase):
         return [None, *(prompt_entry(self.codec, *pair) for pair in pairs)]
 
 
-HttpReply = StreamReply | WholeReply
+class ItemReply(HttpReplyBase):
+    """A reply with one output: its reasoning, text and calls are items, one after another.
+
+    In a stream every change of an item is an event.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._events: list[str] = []
+        self._has_begun = False
+
+    def show(self, output: Output, piece: Piece, end: str | None) -> None:
+        """Take more of the output; answer with the last of it."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._begin()
+        begun = list(takewhile(lambda call: not call.name, piece.calls))
+        for call in begun:  # the rest of a call is before the text that came with it
+            self._call(call)
+        if piece.reasoning:
+            self._grow("reasoning", piece.reasoning)
+        if piece.answer:
+            self._grow("message", piece.answer)
+        for call in piece.calls[len(begun) :]:
+            self._call(call)
+        body = self._finish(output, end) if end is not None else {}
+        if end is not None:
+            self._end()
+        if self.style.stream:
+            if not self.exchange.started:
+                self.exchange.start(200, EVENTS)
+            data, self._events = "".join(self._events), []
+            self.exchange.write(data.encode(), last=end is not None)
+        elif end is not None:
+            self.exchange.respond(200, JSON, dumps(body).encode())
+
+    def _event(self, name: str, /, **said: Any) -> None:
+        """Add an event to the next data of a stream."""
+        if self.style.stream:
+            self._events.append(f"event: {name}\ndata: {dumps({'type': name, **said})}\n\n")
+
+    def _begin(self) -> None:
+        """Take the beginning of the output."""
+        raise NotImplementedError
+
+    def _grow(self, kind: str, text: str) -> None:
+        """Take more text of the answer (``message``) or of the ``reasoning`` before it."""
+        raise NotImplementedError
+
+    def _call(self, piece: CallPiece) -> None:
+        """Take more of a call; one with a name begins it."""
+        raise NotImplementedError
+
+    def _finish(self, output: Output, end: str) -> Mapping[str, Any]:
+        """Take the end, and return the whole answer."""
+        raise NotImplementedError
+
+
+HttpReply = StreamReply | WholeReply | ItemReply
 
 
 def _no_life(request_id: str) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import takewhile
 from typing import Any
 
 from services.gateway.api_call import ResponseHistory
-from services.gateway.openai.json import dumps, new_call_id
-from services.gateway.openai.replies import EVENTS, JSON, HttpReplyBase
+from services.gateway.openai.json import new_call_id
+from services.gateway.openai.replies import ItemReply
 from services.gateway.openai.responses import continued
-from services.gateway.output_text import Piece
 from services.gateway.outputs import Output
 from services.gateway.tool_calls import CallPiece
 
@@ -19,8 +17,8 @@ Keep = Callable[[str, ResponseHistory], None]
 """A function that stores a response by its id."""
 
 
-class ResponseReply(HttpReplyBase):
-    """A reply with one output; in a stream every change of an item is an event."""
+class ResponseReply(ItemReply):
+    """A reply with OpenAI's items."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -28,43 +26,22 @@ class ResponseReply(HttpReplyBase):
         self._items: list[Json] = []
         self._open: Json | None = None  # the last item, while it grows
         self._newest_call: Json = {}
-        self._events: list[str] = []
         self._num_events = 0
         self.keep: Keep = _keep_none
 
-    def show(self, output: Output, piece: Piece, end: str | None) -> None:
-        """Take more of the output; answer with the last of it."""
-        if not self._num_events:
-            first = self._response("in_progress")
-            self._tell("created", response=first)
-            self._tell("in_progress", response=first | _SHORT)
-        begun = list(takewhile(lambda call: not call.name, piece.calls))
-        for call in begun:  # the rest of a call is before the text that came with it
-            self._call(call)
-        if piece.reasoning:
-            self._grow("reasoning", piece.reasoning)
-        if piece.answer:
-            self._grow("message", piece.answer)
-        for call in piece.calls[len(begun) :]:
-            self._call(call)
-        if end is not None:
-            self._finish(end)
-        if self.style.stream:
-            if not self.exchange.started:
-                self.exchange.start(200, EVENTS)
-            data, self._events = "".join(self._events), []
-            self.exchange.write(data.encode(), last=end is not None)
+    def _begin(self) -> None:
+        first = self._response("in_progress")
+        self._tell("created", response=first)
+        self._tell("in_progress", response=first | _SHORT)
 
-    def _finish(self, end: str) -> None:
+    def _finish(self, output: Output, end: str) -> Json:
         self._close()
         status = "incomplete" if end == "length" else "completed"
         response = self._response(status)
         self._tell(status, response=response)
         if self.style.history is not None:
             self.keep(self._id, continued(self.style.history, response["output"]))
-        self._end()
-        if not self.style.stream:
-            self.exchange.respond(200, JSON, dumps(response).encode())
+        return response
 
     # --- items ------------------------------------------------------------------------
 
@@ -72,13 +49,13 @@ class ResponseReply(HttpReplyBase):
         item = self._open
         if item is None or item["type"] != kind:
             self._close()
-            item = self._begin(kind)
+            item = self._begin_item(kind)
             self._tell("content_part.added", **_place(item), part=dict(item["content"][0]))
         part = item["content"][0]
         part["text"] += text
         self._tell(f"{part['type']}.delta", **_place(item), delta=text, logprobs=[])
 
-    def _begin(self, kind: str) -> Json:
+    def _begin_item(self, kind: str) -> Json:
         number = len(self._items)
         item: Json = {"id": f"{_PREFIX[kind]}_{self._id[5:]}_{number}", "type": kind}
         item |= {"status": "in_progress", "output_index": number}
@@ -98,7 +75,7 @@ class ResponseReply(HttpReplyBase):
     def _call(self, piece: CallPiece) -> None:
         if piece.name:
             self._close()
-            item = self._begin("function_call")
+            item = self._begin_item("function_call")
             item |= {"call_id": new_call_id(), "name": piece.name, "arguments": ""}
             self._tell("output_item.added", output_index=item["output_index"], item=_shown(item))
             self._newest_call = item
@@ -126,9 +103,7 @@ class ResponseReply(HttpReplyBase):
 
     def _tell(self, kind: str, **said: Any) -> None:
         number, self._num_events = self._num_events, self._num_events + 1
-        if self.style.stream:
-            event = {"type": f"response.{kind}", "sequence_number": number, **said}
-            self._events.append(f"event: response.{kind}\ndata: {dumps(event)}\n\n")
+        self._event(f"response.{kind}", sequence_number=number, **said)
 
     def _response(self, status: str) -> Json:
         usage = self._usage()

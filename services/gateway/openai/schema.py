@@ -9,6 +9,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from headway.request import MAX_LOGPROBS, MAX_SESSION_CHARS, MAX_STOP_TOKEN_IDS
+from services.gateway.anthropic.requests import InputTokensBody, MessagesBody
 from services.gateway.openai.messages import MESSAGES, OF_ANSWERS, OF_MESSAGES
 from services.gateway.openai.requests import CHAT, COMPLETION
 from services.gateway.openai.responses import ResponseBody
@@ -39,6 +40,8 @@ _RANGES: Mapping[str, Json] = {
 }
 # As pydantic leaves wide ones; an answer is also a message, so that more than one may fit.
 _WORDS = {"gt": "exclusiveMinimum", "lt": "exclusiveMaximum", "oneOf": "anyOf"}
+_STOP_REASONS = ["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+_STOP_REASONS += ["model_context_window_exceeded"]
 # Refusals of any route, and of those that generate, by status.
 _ANY = {
     400: "The request is malformed, or a value is out of range.",
@@ -70,6 +73,10 @@ def describe(version: str, *, needs_key: bool, monitoring_needs_key: bool) -> Js
             "/v1/completions": _post("completion", "Continue a text or token ids.", secured),
             "/v1/responses": _post(
                 "response", "Answer items, or go on from a stored response.", secured
+            ),
+            "/v1/messages": _messages(secured),
+            "/v1/messages/count_tokens": _of_messages(
+                _posts("countTokens", "InputTokens", "Count a chat's tokens.", secured)
             ),
             "/tokenize": _posts("tokenize", "Tokens", "Count a text's or chat's tokens.", secured),
             "/detokenize": _posts("detokenize", "Text", "Return the text of tokens.", secured),
@@ -122,6 +129,22 @@ def _post(kind: str, summary: str, secured: list[Json]) -> Json:
         "responses": _responses(content, {**_NO_MODEL, **_NOT_JSON}),
     }
     return {"post": operation}
+
+
+def _messages(secured: list[Json]) -> Json:
+    """Describe Anthropic's route, whose errors have a shape of their own."""
+    described = _of_messages(_post("messages", "Answer a conversation, by blocks.", secured))
+    content = described["post"]["responses"]["200"]["content"]
+    events = "Server-sent events, the last one `message_stop`, or `error`."
+    content["text/event-stream"]["schema"] = _TEXT | {"description": events}
+    return described
+
+
+def _of_messages(described: Json) -> Json:
+    for status, response in described["post"]["responses"].items():
+        if status != "200":
+            response["content"] = _json("MessagesRefusal")
+    return described
 
 
 def _posts(kind: str, answer: str, summary: str, secured: list[Json]) -> Json:
@@ -191,7 +214,8 @@ def _json(schema: str) -> Json:
 
 def _bodies() -> dict[str, Json]:
     """Return the schemas of the bodies as their models say, and as their readers narrow them."""
-    read = (CHAT, COMPLETION, TextToTokens, ChatToTokens, TokensToText, ResponseBody)
+    read: tuple[type[Fields], ...] = (CHAT, COMPLETION, TextToTokens, ChatToTokens, TokensToText)
+    read += (ResponseBody, MessagesBody, InputTokensBody)
     kinds = [(kind, "validation") for kind in read]
     _, found = models_json_schema(kinds, ref_template=_REF + "{model}")  # type: ignore[arg-type]  # a list of literals
     schemas: dict[str, Json] = _plain(found["$defs"])
@@ -307,6 +331,20 @@ def _answers() -> dict[str, Json]:
         },
         "Response": _object(
             id=_TEXT, object={"const": "response"}, output=_list({"type": "object"})
+        ),
+        "Messages": _object(
+            id=_TEXT,
+            type={"const": "message"},
+            role={"const": "assistant"},
+            model=_TEXT,
+            content=_list(_object(type={"enum": ["text", "thinking", "tool_use"]})),
+            stop_reason={"enum": _STOP_REASONS},
+            stop_sequence=_nullable(_TEXT),
+            usage=_object(input_tokens=_COUNT, output_tokens=_COUNT),
+        ),
+        "InputTokens": _object(input_tokens=_COUNT),
+        "MessagesRefusal": _object(
+            type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT)
         ),
         "Life": _object(status=_TEXT),
         "Version": _object(version=_TEXT),

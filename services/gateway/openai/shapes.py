@@ -131,6 +131,10 @@ def _refusal(error: ValidationError, neutral: Neutral) -> HeadwayError:
             message = f"{param} is not {trouble}; leave it out"
         case "string_unicode":
             message = f"{param} is not valid Unicode: it has half of a surrogate pair"
+        case "union_tag_invalid":
+            context = found["ctx"]
+            tag, known = context["tag"][1:], context["expected_tags"].replace("~", "")
+            message = f"{param}.type is {tag!r}; it must be one of {known}"
         case _:
             shown = repr(found["input"])
             shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
