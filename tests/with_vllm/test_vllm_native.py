@@ -215,7 +215,7 @@ async def test_a_request_that_comes_back_under_its_name_is_another(loaded: Loade
 
 @pytest.mark.parametrize(
     ("changed", "named"),
-    [({"prompt_token_ids": (65, 10**6)}, "no token id"), ({}, "a grammar fails")],
+    [({"prompt_token_ids": (65, 10**6)}, "no token id"), ({}, "its grammar fails")],
 )
 async def test_one_that_cannot_be_served_fails_alone(
     loaded: Loaded, changed: Mapping[str, Any], named: str
