@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from proof.mutants.mutations import MUTATIONS, Mutation
+from proof.mutants.apply import CAUGHT, SURVIVED
+from proof.mutants.mutation import Mutation
+from proof.mutants.mutations import MUTATIONS
 from proof.vopr.campaign import parse_seeds
 
-_PATIENCE = 1200.0
+_PATIENCE = 300.0
 """Seconds after which what has not ended counts as caught: a mutation may make a loop endless."""
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,9 +29,9 @@ def is_caught(mutation: Mutation, *what: str, patience: float = _PATIENCE) -> bo
         )
     except subprocess.TimeoutExpired:
         return True
-    if done.returncode not in (0, 1) or "Traceback (most recent call last)" in done.stderr:
+    if done.returncode not in (CAUGHT, SURVIVED):
         raise RuntimeError(f"{mutation.name}: {done.stdout[-500:]}{done.stderr[-500:]}")
-    return done.returncode == 1
+    return done.returncode == CAUGHT
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """``python -m proof.mutants.apply NAME (tests FILE… | seeds A B)``: live with one.
 
-The mutation is made as the module is imported: no file changes. Exits with 1 if it was caught.
+The mutation is made as the module is imported: no file changes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 
-from proof.mutants.mutations import Mutation, find, mutated
+from proof.mutants.mutation import Mutation, mutated
+from proof.mutants.mutations import find
+
+CAUGHT, SURVIVED = 3, 4
+"""How the process ends; Python's own errors end it otherwise."""
+_LONGEST_TEST = 90
+"""Seconds after which a test has failed: it may wait for what the mutation has taken away."""
 
 
 class _Loader(SourceFileLoader):
@@ -48,7 +54,11 @@ class _Finder(MetaPathFinder):
 def _fails_tests(files: Sequence[str]) -> bool:
     import pytest
 
-    return pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-n", "0", *files]) == 1
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-n", "0", f"--timeout={_LONGEST_TEST}"]
+    ended = pytest.main([*options, *files])
+    if ended not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise RuntimeError(f"pytest could not run {', '.join(files)}: {ended!r}")
+    return ended is pytest.ExitCode.TESTS_FAILED
 
 
 def _breaks_promise(first: int, last: int) -> bool:
@@ -64,12 +74,11 @@ def _breaks_promise(first: int, last: int) -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Return 1 if the mutation is caught, 0 if it survives."""
+    """Return ``CAUGHT`` or ``SURVIVED``."""
     name, what, *rest = argv
     sys.meta_path.insert(0, _Finder(find(name)))
-    if what == "tests":
-        return int(_fails_tests(rest))
-    return int(_breaks_promise(*map(int, rest)))
+    is_caught = _fails_tests(rest) if what == "tests" else _breaks_promise(*map(int, rest))
+    return CAUGHT if is_caught else SURVIVED
 
 
 if __name__ == "__main__":

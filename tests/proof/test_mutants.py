@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from proof.mutants.__main__ import is_caught
-from proof.mutants.mutations import MUTATIONS, Mutation, find, mutated
+from proof.mutants.mutation import Mutation, mutated
+from proof.mutants.mutations import MUTATIONS, find
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -108,6 +108,31 @@ def test_a_use_makes_a_prefix_young_again() -> None:
     assert [pool.count_cached(name) for name in names] == [1, 0]
 
 
+def test_promised_blocks_are_nobody_elses() -> None:
+    pool, table, other = BlockPool(5, SIZE), list[int](), list[int]()
+    pool.promise(3)
+    assert not pool.grow(table, 3 * SIZE)
+    assert pool.grow(table, 2 * SIZE)
+    pool.redeem(other, 3 * SIZE)
+    assert sorted(table + other) == list(range(5))
+
+
+def test_a_name_stays_with_the_block_that_has_it_first() -> None:
+    """Two requests compute one prompt at once: the second copy is nobody's cache."""
+    pool, tokens = BlockPool(4, SIZE), [1] * SIZE
+    first, second, (name,) = list[int](), list[int](), block_names(tokens, SIZE)
+    for table in (first, second):
+        assert pool.grow(table, SIZE)
+    (block,) = first
+    pool.cache(first, [name])
+    pool.cache(second, [name])
+    assert pool.find(name) == block
+    pool.release(first)
+    pool.release(second)
+    pool.promise(4)
+    assert pool.find(name) is None
+
+
 def test_what_only_a_session_that_is_over_has_used_makes_room_first() -> None:
     pool, system = BlockPool(8, SIZE), [0] * SIZE
     turns = [[*system, *[1] * 4], [*system, *[1] * 8]]

@@ -76,7 +76,7 @@ class Quotas:
         """Take tokens that a client uses, or is expected to; below 0: give them back."""
         bucket = self._bucket(client, quota, now)
         if bucket is not None:
-            bucket.level = min(float(quota.tokens_per_minute), bucket.level - num_tokens)
+            bucket.level -= num_tokens  # ``_bucket`` bounds it
 
     def headers(self, client: str, quota: Quota, *, now: float) -> Sequence[tuple[str, str]]:
         """Return OpenAI's headers on a client's limits, none where it has none."""

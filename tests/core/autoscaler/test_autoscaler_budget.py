@@ -84,6 +84,15 @@ def test_what_is_ordered_and_not_ready_starts() -> None:
     assert decided.fleet.decode.num_starting == 0
 
 
+def test_an_order_that_nobody_has_repeated_for_long_does_not_count() -> None:
+    core = scaled("blitzscale")
+    core.handle(OrderedReport(num_prefill=3), now=0.0)
+    core.handle(FleetReport(Fleet(PoolLoad(1), PoolLoad(2))), now=5.1)
+    (decided,) = core.wake(now=5.2)
+    assert decided.fleet is not None
+    assert decided.fleet.prefill.num_starting == 0
+
+
 def test_a_decision_says_what_it_comes_from() -> None:
     core = scaled()
     (decided,) = core.wake(now=0.0)

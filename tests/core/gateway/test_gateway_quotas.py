@@ -88,6 +88,14 @@ def test_a_key_never_has_more_than_its_rate_and_one_burst(asks: list[tuple[float
     assert used <= 60 + now + 40
 
 
+def test_a_key_saves_up_a_minutes_tokens_and_no_more() -> None:
+    quotas, quota = Quotas(places()), Quota(tokens_per_minute=60)
+    quotas.use(KEY, quota, -1000, now=0.0)
+    assert quotas.refusal(KEY, quota, 1, 1.0, now=3600.0) is None
+    quotas.use(KEY, quota, 60, now=3600.0)
+    assert quotas.refusal(KEY, quota, 1, 1.0, now=3600.0) is not None
+
+
 def test_what_runs_counts_before_it_ends() -> None:
     quotas, quota, asked = Quotas(places()), Quota(tokens_per_minute=60), request(30, expected=20)
     num_begun = 0

@@ -188,3 +188,14 @@ def test_stream_ids_are_drawn_and_a_drawn_one_is_not_used_twice() -> None:
     core = GatewayCore("g", "g:1", SETTINGS, draw_stream_id=lambda: next(drawn))
     core.handle(SchedulerConnected(), now=0.0)
     assert [opened(core, name).stream_id for name in "ab"] == [5, 2**64 - 1]
+
+
+def test_a_copy_with_another_token_ends_the_attempt_and_is_not_read() -> None:
+    core = gateway()
+    request = opened(core, on="s")
+    place(core, request, "s", target="t")
+    core.handle(tokens(request.stream_id, 0, [1, 2], worker="s"), now=1.0)
+    other = core.handle(tokens(request.stream_id, 1, [3, 4], worker="t"), now=1.0)
+    assert delivered(other) == []
+    (again,) = requests_in([*other, *core.wake(now=1.2)])
+    assert again.output_token_ids == (1, 2)

@@ -271,13 +271,15 @@ def test_kv_events_name_the_endpoint_that_has_a_beginning_which_nobody_sent_it()
     assert gateway.pick(gateway.ask(token_ids=tokens)).endpoints[0] == B
 
 
-@pytest.mark.parametrize("forgets", ["removed", "cleared"])
+@pytest.mark.parametrize("forgets", ["removed", "cleared", "missed"])
 def test_beginnings_that_an_endpoint_has_dropped_are_forgotten(forgets: str) -> None:
     gateway = Gateway(A, B)
     tokens = array("I", range(800))
     gateway.handle(KvChanged(B, (StoredBlocks(tuple(range(50)), None, tokens, 16),)))
     if forgets == "cleared":
         gateway.handle(KvChanged(B, is_cleared=True))
+    elif forgets == "missed":
+        gateway.handle(KvChanged(B, is_complete=False))
     else:
         gateway.handle(KvChanged(B, removed=tuple(range(50))))
     assert gateway.pick(gateway.ask(token_ids=tokens)).rule != "own-unit"

@@ -230,6 +230,14 @@ def test_what_a_silent_worker_may_run_is_not_dispatched_elsewhere() -> None:
     assert successor.core.status().num_tracked == 2
 
 
+def test_an_older_attempt_beside_one_that_was_submitted_is_stopped() -> None:
+    successor = Successive(None, "w")
+    successor.post(replace(make_request(2), request_id="r1"))
+    successor.connect(make_info("w", Role.UNIFIED), held(1))
+    assert successor.cancelled("w") == [1]
+    assert successor.core.status().num_tracked == 1
+
+
 def test_it_runs_elsewhere_once_its_worker_is_heard_without_it() -> None:
     successor = Successive(dispatched_leader(), "w", "x")
     successor.connect(make_info("x", Role.UNIFIED))
@@ -293,6 +301,18 @@ def test_a_move_goes_on_to_the_unit_that_was_chosen() -> None:
     assert order.target_worker_id == "d"
     successor.handed_off("p")
     assert successor.placed() == [(1, "p"), (1, "d")]
+
+
+def test_what_a_silent_target_may_have_is_not_computed_again() -> None:
+    successor = Successive(moving_leader(), "c", "d", "p")
+    successor.connect(make_info("c", Role.DECODE))
+    successor.connect(make_info("p"))
+    successor.submit(1)
+    successor.wait(2.0)
+    assert successor.dispatched("p") == []
+    successor.connect(make_info("d", Role.DECODE), held(1, decoding=True))
+    assert successor.dispatched("p") == []
+    assert successor.core.status().num_tracked == 1
 
 
 def test_a_move_that_ends_before_all_are_heard_is_not_computed_again() -> None:

@@ -73,6 +73,9 @@ def test_a_repeated_dispatch_is_acknowledged_and_otherwise_ignored() -> None:
     assert Accepted(1) in again
     worker.run_all()
     assert worker.ends == {1: ["length"]}
+    again = worker.post(dispatch(request))
+    assert Accepted(1) in again
+    assert worker.core.num_held == 0
 
 
 def test_a_resubmitted_request_goes_on_behind_its_tokens() -> None:

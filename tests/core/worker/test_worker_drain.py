@@ -19,7 +19,7 @@ from headway.messages import (
 from headway.policies.batching.fcfs import Fcfs
 from headway.request import StreamKey
 from tests.fakes.paged import WorkerHarness, expected_output, transfer
-from tests.fakes.worker_core import dispatch, make_request, make_worker, output_of
+from tests.fakes.worker_core import crowded, dispatch, make_request, make_worker, output_of
 
 
 def key(stream_id: int) -> StreamKey:
@@ -44,6 +44,16 @@ def test_it_hands_back_what_it_has_not_begun_and_computes_the_rest() -> None:
     worker.run_pass()
     assert worker.core.num_held == 1
     assert worker.core.loads[0].queued_prefill_tokens == 0
+
+
+def test_what_has_lost_its_blocks_has_begun_and_is_not_handed_back() -> None:
+    worker = crowded(0)
+    while not worker.core.loads[0].lost_tokens:
+        assert worker.run_pass()
+    worker.post(GiveBack((key(1), key(2))))
+    assert handed_back(worker) == []
+    worker.run_all()
+    assert len(output_of(worker, 2)) == 14
 
 
 def test_what_was_handed_back_may_come_again() -> None:

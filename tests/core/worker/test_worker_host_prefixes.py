@@ -10,6 +10,7 @@ import pytest
 
 from headway.blocks import block_names
 from headway.core.worker.events import PassFailed
+from headway.core.worker.host_prefixes import HostPrefixes
 from headway.cost.costs import Costs
 from headway.forward_pass import SAVED, ForwardPass
 from headway.messages import CancelStream
@@ -242,3 +243,14 @@ def test_blocks_of_a_session_that_is_over_leave_host_memory_first() -> None:
     serve(worker, 2, (*range(20, 32), 1), max_tokens=2, ends_session=True)
     serve(worker, 3, (*range(30, 42), 1), max_tokens=2)
     assert num_kept(worker, 1) == num_kept(worker, 3) == 3
+
+
+def test_a_block_that_two_passes_read_makes_room_once_both_have_ended() -> None:
+    prefixes, readers = HostPrefixes(4), (StreamKey("g", 1), StreamKey("g", 2))
+    prefixes.begin_save([("a", 0)], [7])
+    assert prefixes.end_save(7, ok=True)
+    for key in readers:
+        assert prefixes.begin_read(key, ["a"]) == (7,)
+    for key, num_idle in zip(readers, (0, 1), strict=True):
+        assert prefixes.end_read(key, ok=True) == []
+        assert prefixes.num_idle == num_idle

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from headway.cluster import Role
-from headway.core.worker.events import LeaderConnected, PassFailed, RefuseKv
+from headway.core.worker.events import (
+    AcceptKv,
+    AcknowledgeKv,
+    LeaderConnected,
+    PassFailed,
+    RefuseKv,
+)
 from headway.messages import CancelStream, EndForward, Handoff, HandoffResult, Snapshot
 from headway.request import FinishReason, StreamKey
 from tests.fakes.paged import WorkerHarness, expected_output, transfer
@@ -146,6 +152,23 @@ def test_a_target_that_has_greeted_the_same_leader_takes_the_kv() -> None:
     assert transfer(source, target)
 
 
+def test_an_offer_of_what_runs_here_already_is_acknowledged() -> None:
+    """The acknowledgement was lost, and the source tries again."""
+    source, target = leaving(), make_worker(Role.DECODE)
+    source.transfers.append(source.transfers[0])
+    assert transfer(source, target)
+    num_free = target.core.loads[0].num_free_blocks
+    assert transfer(source, target)
+    assert isinstance(next(a for a in reversed(target.log) if _answers(a)), AcknowledgeKv)
+    assert target.core.loads[0].num_free_blocks == num_free
+    target.run_all()
+    assert output_of(source, 1) + output_of(target, 1) == expected_output(range(2, 8), 9)
+
+
+def _answers(action: object) -> bool:
+    return isinstance(action, AcceptKv | AcknowledgeKv | RefuseKv)
+
+
 def test_a_snapshot_lists_what_is_arriving_and_its_arrival_is_reported() -> None:
     source, target = leaving(), make_worker(Role.DECODE)
     snapshots: list[Snapshot] = []
@@ -155,6 +178,14 @@ def test_a_snapshot_lists_what_is_arriving_and_its_arrival_is_reported() -> None
     target.run_pass()
     (arrived,) = reported(target)[0].prefilled
     assert (arrived.key, arrived.arriving, arrived.decoding) == (MOVE.key, False, True)
+
+
+def test_what_is_cancelled_while_it_arrives_does_not_run() -> None:
+    source, target = leaving(), make_worker(Role.DECODE)
+    transfer(source, target, after_offer=lambda: _ignore(target.post(CancelStream(MOVE.key))))
+    assert target.core.num_held == 0
+    assert not target.passes
+    assert target.core.loads[0].num_free_blocks == 32
 
 
 def test_what_was_listed_as_arriving_and_does_not_arrive_is_reported() -> None:
@@ -174,5 +205,5 @@ def reported(worker: WorkerHarness) -> list[EndForward]:
     return [a for a in worker.log if isinstance(a, EndForward)]
 
 
-def _ignore(snapshot: Snapshot) -> None:
+def _ignore(said: object) -> None:
     """The snapshot is not looked at."""

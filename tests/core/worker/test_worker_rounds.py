@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from headway.cluster import Role
-from headway.core.worker.events import StartTransfer, StopTransfer
+from headway.core.worker.events import (
+    AcceptKv,
+    KvContinued,
+    RefuseKv,
+    StartTransfer,
+    StopTransfer,
+)
+from headway.errors import Code
 from headway.messages import CancelStream, Handoff, HandoffResult
 from headway.policies.batching.fcfs import Fcfs
 from headway.request import StreamKey
@@ -68,6 +75,15 @@ def test_it_runs_on_while_full_blocks_are_sent_and_stops_for_less_than_a_block()
     assert send_part(source, target) is None
     assert results(source) == [True]
     assert_whole(source, target)
+
+
+def test_a_part_that_takes_back_what_has_come_is_refused() -> None:
+    source, target = moving(), make_worker(Role.DECODE)
+    assert send_part(source, target) is None
+    less = target.post(KvContinued(KEY, 16, ()))
+    (answer,) = [a for a in less if isinstance(a, AcceptKv | RefuseKv)]
+    assert isinstance(answer, RefuseKv)
+    assert answer.error.code is Code.INVALID_ARGUMENT
 
 
 def test_after_so_many_rounds_it_stops_however_much_is_left() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import grpc
 import pytest
@@ -17,8 +18,10 @@ from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.identity.roles import ServiceRole
+from services.runtime.store import Member
 from services.scheduler.config import SchedulerConfig
 from tests.fakes.scheduler_rig import CHUNK, EmulatedWorker, Rig, key, make_request, until
+from tests.fakes.worker_service import Leader, served
 
 # --- requests -----------------------------------------------------------------------------
 
@@ -257,6 +260,19 @@ async def test_a_leader_that_loses_its_lease_stands_by_and_can_lead_again(rig: R
     again = await rig.gateway(leader.address)
     await again.submit(1)
     await until(lambda: worker.dispatched == [1], "and it works")
+
+
+async def test_a_leader_resigns_once_all_workers_follow_a_newer_one(
+    rig: Rig, store_url: str, cluster: str
+) -> None:
+    leader = await rig.leader()
+    async with served(store_url, cluster, "w", engine="fake") as (stub, runtime):
+        newer = Leader(stub, int(1e6 * (time.time() + 60.0)))
+        await newer.greet()
+        await rig.store.join(Member("worker", "w", runtime.address), ttl=60.0)
+        with capture_logs() as logs:
+            await until(lambda: not leader.service.leads, "it resigns")
+    assert "refused_by_all_workers" in [each["event"] for each in logs]
 
 
 async def test_a_scheduler_can_be_stopped_at_any_moment(rig: Rig) -> None:

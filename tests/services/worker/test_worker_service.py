@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import grpc
@@ -18,12 +19,15 @@ from headway.messages import (
     Dispatch,
     EndForward,
     KvHeader,
+    KvPart,
     UnitBatch,
 )
 from headway.request import FinishReason
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
 from tests.fakes.worker_service import MODEL, Leader, Sink, make_request, served
+
+BLOCK = (6, 2, 16, 2, 32)
 
 
 @pytest.mark.parametrize(
@@ -141,9 +145,27 @@ def kv_header(**changes: Any) -> worker_pb2.KvChunk:
         "num_bytes": 10,
         "block_size": 16,
         "dtype": "float32",
-        "shape": (6, 2, 16, 2, 32),
+        "shape": BLOCK,
     }
     packed: worker_pb2.KvChunk = wire.KV.pack(KvHeader(**{**fields, **changes}), now=time.time())
+    return packed
+
+
+def kv_round(num_tokens: int) -> tuple[worker_pb2.KvChunk, worker_pb2.KvChunk]:
+    """The first round of a move whose tokens all lie in one block."""
+    data = worker_pb2.KvChunk(data=bytes(4 * prod(BLOCK)))
+    return kv_header(num_computed_tokens=num_tokens, more=True), data
+
+
+def kv_part(**changes: Any) -> worker_pb2.KvChunk:
+    fields: dict[str, Any] = {
+        "first_token": 4,
+        "num_computed_tokens": 5,
+        "output_token_ids": (1,),
+        "shape": BLOCK,
+        "more": False,
+    }
+    packed: worker_pb2.KvChunk = wire.KV.pack(KvPart(**{**fields, **changes}), now=time.time())
     return packed
 
 
@@ -157,6 +179,7 @@ def kv_header(**changes: Any) -> worker_pb2.KvChunk:
         ((kv_header(dtype="int4"),), "int4"),
         ((kv_header(shape=(1, 2, 16, 1, 1)),), "shape"),
         ((kv_header(), worker_pb2.KvChunk(data=b"short")), "bytes"),
+        ((*kv_round(4), kv_part(first_token=3)), "first_token is 3"),
     ],
 )
 async def test_malformed_kv_is_refused_and_its_blocks_come_free(

@@ -1,0 +1,30 @@
+"""One line of a file, and the line that breaks its rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One line of a file, without its indentation, and the line in its place.
+
+    ``tests``: the files nearest to the rule.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def mutated(mutation: Mutation, source: str) -> str:
+    """Return the source with the mutation; ValueError unless its line is there exactly once."""
+    lines = source.splitlines(keepends=True)
+    found = [n for n, line in enumerate(lines) if line.strip() == mutation.old]
+    if len(found) != 1:
+        raise ValueError(f"{mutation.file} has {mutation.old!r} {len(found)} times, not once")
+    line = lines[found[0]]
+    lines[found[0]] = line.replace(mutation.old, mutation.new)
+    return "".join(lines)

@@ -1,0 +1,157 @@
+"""Mutations of services."""
+
+from __future__ import annotations
+
+from proof.mutants.mutation import Mutation
+
+_ENGINE_GRAMMAR_TESTS = "tests/services/worker/test_engine_grammar.py"
+_JOURNAL_TESTS = "tests/services/scheduler/test_journal.py"
+_LEADERSHIP_INSTANTS_TESTS = "tests/services/scheduler/test_leadership_instants.py"
+_MEMBERSHIP_TESTS = "tests/services/runtime/test_membership.py"
+_REQUIRE_ID_TESTS = "tests/services/runtime/identity/test_require_id.py"
+_SCHEDULER_SERVICE_TESTS = "tests/services/scheduler/test_scheduler_service.py"
+_STORE_TESTS = "tests/services/runtime/test_store.py"
+_WORKER_SERVICE_TESTS = "tests/services/worker/test_worker_service.py"
+
+SHELLS = (
+    Mutation(
+        "no margin of the lease",
+        "services/scheduler/leadership.py",
+        "return self._held_until - self._ttl * _MARGIN",
+        "return self._held_until",
+        (_LEADERSHIP_INSTANTS_TESTS,),
+    ),
+    Mutation(
+        "a lease from its answer on",
+        "services/scheduler/leadership.py",
+        "self._held_until = asked_at + self._ttl",
+        "self._held_until = self._clock.now() + 2 * self._ttl",
+        (_LEADERSHIP_INSTANTS_TESTS,),
+    ),
+    Mutation(
+        "a resigned lease is not released",
+        "services/scheduler/leadership.py",
+        "self._former_id, self._candidate_id = self._candidate_id, self._new_candidate()",
+        "self._candidate_id = self._new_candidate()",
+        ("tests/services/scheduler/test_leadership.py",),
+    ),
+    Mutation(
+        "older changes over newer ones in the journal",
+        "services/scheduler/journal.py",
+        "self._requests = requests | self._requests",
+        "self._requests = self._requests | requests",
+        (_JOURNAL_TESTS,),
+    ),
+    Mutation(
+        "orders of a replaced leader are obeyed",
+        "services/runtime/stream.py",
+        "if self._outbox.has_ended:",
+        "if False:",
+        ("tests/services/worker/test_control.py",),
+    ),
+    Mutation(
+        "a member is gone at once",
+        "services/runtime/membership.py",
+        "elif now - self._missed_at.setdefault(member_id, now) < ABSENCE_GRACE:",
+        "elif False:",
+        (_MEMBERSHIP_TESTS,),
+    ),
+    Mutation(
+        "the name in a certificate is not checked",
+        "services/runtime/identity/guard.py",
+        'if name not in ("", role, service_id):',
+        "if False:",
+        (_REQUIRE_ID_TESTS,),
+    ),
+    Mutation(
+        "any gateway speaks for any other",
+        "services/scheduler/gateway_link.py",
+        "require_id(context, gateway_id)",
+        "pass",
+        (_REQUIRE_ID_TESTS,),
+    ),
+    Mutation(
+        "any worker speaks for any other",
+        "services/gateway/token_sink.py",
+        "require_id(context, first.worker_id)",
+        "pass",
+        (_REQUIRE_ID_TESTS,),
+    ),
+    Mutation(
+        "a part of KV that is not the next is taken",
+        "services/worker/kv_receiver.py",
+        "if not more or part.first_token != num_tokens:",
+        "if not more:",
+        (_WORKER_SERVICE_TESTS,),
+    ),
+    Mutation(
+        "half of a transfer has arrived",
+        "services/worker/kv_receiver.py",
+        "self._post(KvArrived(answer.key) if arrived else KvAborted(answer.key))",
+        "self._post(KvArrived(answer.key))",
+        (_WORKER_SERVICE_TESTS,),
+    ),
+    Mutation(
+        "any process takes a worker's token stream",
+        "services/gateway/token_sink.py",
+        "if self._nonces.get(worker_id, nonce) != nonce and digest != digest_of(nonce):",
+        "if False:",
+        ("tests/services/gateway/test_gateway_grpc.py",),
+    ),
+    Mutation(
+        "a gateway speaks of another's requests",
+        "services/scheduler/gateway_link.py",
+        "if message.key.gateway_id != gateway_id:",
+        "if False:",
+        (_SCHEDULER_SERVICE_TESTS,),
+    ),
+    Mutation(
+        "a leader that all workers refuse stays",
+        "services/scheduler/term.py",
+        "if self._links and self._refusing >= self._links.keys():",
+        "if False:",
+        (_SCHEDULER_SERVICE_TESTS,),
+    ),
+    Mutation(
+        "an older leader's journal is written",
+        "services/runtime/store_scripts.py",
+        "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end",
+        "-- no fence",
+        (_STORE_TESTS, _JOURNAL_TESTS),
+    ),
+    Mutation(
+        "a store that goes back gives a token twice",
+        "services/runtime/store_scripts.py",
+        "token = math.max(last, tonumber(ARGV[4]), now) + 1 + drawn",
+        "token = math.max(last, tonumber(ARGV[4]), now) + 1",
+        (_STORE_TESTS,),
+    ),
+    Mutation(
+        "an outage of the store counts as absence",
+        "services/runtime/membership.py",
+        "self._missed_at.clear()  # unseen during the outage, which does not count as absent",
+        "pass",
+        (_MEMBERSHIP_TESTS,),
+    ),
+    Mutation(
+        "a peer that does not read is not cut off",
+        "services/runtime/stream.py",
+        "if len(self._queue) >= self._max_queued:",
+        "if False:",
+        ("tests/services/runtime/test_stream.py",),
+    ),
+    Mutation(
+        "a grammar's mask is dropped",
+        "services/worker/engine/constraints.py",
+        "row.masked_fill_(~admitted, _NEVER)",
+        "pass",
+        (_ENGINE_GRAMMAR_TESTS,),
+    ),
+    Mutation(
+        "an answer may end inside its grammar",
+        "services/worker/engine/masks.py",
+        "if matcher.is_accepting():",
+        "if True:",
+        (_ENGINE_GRAMMAR_TESTS,),
+    ),
+)
