@@ -37,6 +37,12 @@ class PickerConfig(PresetConfig):
         description="InferencePool of Kubernetes whose ready pods are the endpoints: name, or "
         "namespace/name",
     )
+    leader_of: str = Field(
+        "",
+        description="Service of Kubernetes that several pickers answer for, one at a time: name, "
+        "or namespace/name",
+    )
+    advertise: str = Field("", description="address of this pod, for --leader-of")
     model: str = Field(
         "", description="folder or hub id whose tokenizer counts prompts; default: by bytes"
     )
@@ -75,6 +81,8 @@ class PickerConfig(PresetConfig):
     def _some_endpoints(self) -> PickerConfig:
         if sum(map(bool, (self.endpoints_file, self.endpoints, self.inference_pool))) != 1:
             raise ValueError("give either --endpoints-file, --endpoints or --inference-pool")
+        if bool(self.leader_of) != bool(self.advertise):
+            raise ValueError("give --leader-of and --advertise together, or neither")
         return self
 
     def scheduler_settings(self) -> SchedulerSettings:

@@ -34,6 +34,7 @@ from headway.request import StreamKey
 from services.picker.config import PickerConfig
 from services.picker.endpoints_file import EndpointEntry, entries_of, read_entries, resolve
 from services.picker.ext_proc import Answer, ExternalProcessor, HttpExchange
+from services.picker.leadership import PickerLeadership
 from services.picker.metrics import PickerMetrics
 from services.picker.pool_watch import PoolWatch
 from services.picker.prompts import Prompts
@@ -89,6 +90,8 @@ class PickerService:
         self._health = health.aio.HealthServicer()
         self._undo = AsyncExitStack()
         self.address = ""
+        self.leadership: PickerLeadership | None = None
+        """Its part among several pickers; None where it is alone, or all are asked."""
         self.num_answered = 0
 
     def _read_entries(self) -> Mapping[str, EndpointEntry]:
@@ -124,6 +127,13 @@ class PickerService:
         undo.callback(essential(self._list_again(), "endpoints").cancel)
         undo.callback(essential(self._look_again(), "readiness").cancel)
         await self._list()
+        if config.leader_of:
+            require_client("--leader-of")
+            port = int(self.address.rpartition(":")[2])
+            self.leadership = PickerLeadership(
+                config.leader_of, config.service_id, config.advertise, port, self._clock.now
+            )
+            undo.push_async_callback(self.leadership.close)
         self._log.info("serving", address=self.address, num_endpoints=len(self._watchers))
 
     async def stop(self) -> None:

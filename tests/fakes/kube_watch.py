@@ -1,4 +1,8 @@
-"""An API server of Kubernetes in this process: it lists and watches, and forgets old versions."""
+"""An API server of Kubernetes in this process: it lists and watches, and forgets old versions.
+
+Leases and EndpointSlices are read and written; a write of an older version is a conflict. What the
+Role of deploy/picker does not allow is refused.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,12 @@ from typing import Any
 from aiohttp import web
 
 from tests.fakes.api_server import TOKEN
+from tests.fakes.picker_manifests import one
 
 PODS = "/api/v1/namespaces/serving/pods"
 POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/serving/inferencepools"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/serving/leases"
+SLICES = "/apis/discovery.k8s.io/v1/namespaces/serving/endpointslices"
 
 
 class KubeApi:
@@ -26,7 +33,7 @@ class KubeApi:
         self.refuses = False
         self._version = 0
         self._oldest = 0
-        self._objects: dict[str, dict[str, Any]] = {PODS: {}, POOLS: {}}
+        self._objects: dict[str, dict[str, Any]] = {PODS: {}, POOLS: {}, LEASES: {}, SLICES: {}}
         self._history: list[tuple[int, str, str, Any, Any]] = []
         self._changed = asyncio.Condition()
         self._epoch = 0
@@ -70,14 +77,42 @@ class KubeApi:
             return _status(401, "Unauthorized")
         if self.refuses:
             return _status(503, "ServiceUnavailable")
-        if request.method != "GET" or request.path not in self._objects:
+        path, _, name = request.path.rpartition("/")
+        if not _is_allowed(request):
             return _status(403, "Forbidden")
-        if request.query.get("watch") in ("true", "True"):
+        if path in (LEASES, SLICES) or request.path in (LEASES, SLICES):
+            return await self._object(request, name)
+        if _is_watch(request):
             return await self._watch(request)
         self.num_lists[request.path] += 1
         items = [o for o in self._objects[request.path].values() if _selects(request.query, o)]
         metadata = {"resourceVersion": str(self._version)}
         return web.json_response({"kind": "List", "metadata": metadata, "items": items})
+
+    def find(self, path: str, name: str) -> Any:
+        """Return an object, None for none."""
+        return self._objects[path].get(name)
+
+    async def _object(self, request: web.Request, name: str) -> web.Response:
+        body: Any = await request.json() if request.can_read_body else None
+        if request.method == "POST":
+            if self.find(request.path, body["metadata"]["name"]) is not None:
+                return _status(409, "AlreadyExists")
+            await self.put(request.path, body)
+            return web.json_response(body, status=201)
+        path = request.path.rpartition("/")[0]
+        found = self.find(path, name)
+        if found is None:
+            return _status(404, "NotFound")
+        if request.method == "PUT":
+            version = body["metadata"]["resourceVersion"]
+            if version != found["metadata"]["resourceVersion"]:
+                return _status(409, "Conflict")
+            await self.put(path, body)
+        elif request.method == "PATCH":
+            assert request.content_type == "application/merge-patch+json"
+            await self.put(path, {**found, **body})
+        return web.json_response(self.find(path, name))
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         reply = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -99,6 +134,27 @@ class KubeApi:
                 while self._epoch == epoch and self._version <= version:
                     await self._changed.wait()
         return reply
+
+
+def _is_watch(request: web.Request) -> bool:
+    return request.query.get("watch") in ("true", "True")
+
+
+def _is_allowed(request: web.Request) -> bool:
+    """Return whether the Role has the verb for the resource, and for the object's name."""
+    group, _, rest = request.path.partition("/namespaces/serving/")
+    resource, _, name = rest.partition("/")
+    group = group.split("/")[2] if group.startswith("/apis/") else ""
+    verbs = {"POST": "create", "PUT": "update", "PATCH": "patch"}
+    reads = "get" if name else "watch" if _is_watch(request) else "list"
+    verb = verbs.get(request.method, reads)
+    return any(
+        group in rule["apiGroups"]
+        and resource in rule["resources"]
+        and verb in rule["verbs"]
+        and ("resourceNames" not in rule or name in rule["resourceNames"])
+        for rule in one("Role")["rules"]
+    )
 
 
 def _change(query: Mapping[str, str], change: str, before: Any, found: Any) -> str:
