@@ -43,6 +43,11 @@ class PickerConfig(PresetConfig):
         "or namespace/name",
     )
     advertise: str = Field("", description="address of this pod, for --leader-of")
+    any_gateway: bool = Field(
+        False,
+        description="with certificates: serve gateways that show none, as most do; let the network "
+        "keep others away",
+    )
     model: str = Field(
         "", description="folder or hub id whose tokenizer counts prompts; default: by bytes"
     )
@@ -81,6 +86,8 @@ class PickerConfig(PresetConfig):
     def _some_endpoints(self) -> PickerConfig:
         if sum(map(bool, (self.endpoints_file, self.endpoints, self.inference_pool))) != 1:
             raise ValueError("give either --endpoints-file, --endpoints or --inference-pool")
+        if self.any_gateway and not self.tls_cert:
+            raise ValueError("--any-gateway needs --tls-cert, --tls-key and --tls-ca")
         if bool(self.leader_of) != bool(self.advertise):
             raise ValueError("give --leader-of and --advertise together, or neither")
         return self

@@ -154,7 +154,9 @@ class PickerService:
             if tls is None:
                 port = server.add_insecure_port(listen)
             else:
-                port = server.add_secure_port(listen, server_credentials(tls))
+                port = server.add_secure_port(
+                    listen, server_credentials(tls, asks_callers=not config.any_gateway)
+                )
         except RuntimeError as error:
             message = f"cannot listen on {listen} ({error}): choose another with --listen"
             raise HeadwayError(Code.UNAVAILABLE, message) from error

@@ -148,6 +148,9 @@ class WorkerConfig(EngineConfig):
         "tcp://127.0.0.1:5557; default: none",
     )
     kv_events_replay: str = Field("", description="ZMQ endpoint for events that were missed")
+    kv_events_topic: str = Field(
+        "", description="topic of KV events; llm-d's router reads kv@POD-ADDRESS@MODEL"
+    )
     token_queue_batches: int = Field(
         4096, ge=1, description="passes queued for a gateway before it is dropped"
     )

@@ -33,9 +33,10 @@ _ENCODE = msgspec.msgpack.Encoder()
 class UnitPublisher:
     """One DP unit's events at a PUB socket, and those of the past at a ROUTER socket."""
 
-    def __init__(self, unit: int, events: str, replay: str) -> None:
+    def __init__(self, unit: int, events: str, replay: str, topic: str) -> None:
         """Bind both; ``replay`` may be "". UNAVAILABLE where an address is taken."""
         self._unit = unit
+        self._topic = topic.encode()
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=_KEPT)
         self._number = 0
         self._events: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
@@ -52,7 +53,7 @@ class UnitPublisher:
         sequence = self._number.to_bytes(8, "big")
         self._number += 1
         self._kept.append((sequence, payload))
-        self._events.send_multipart([b"", sequence, payload])  # PUB drops, and never waits
+        self._events.send_multipart([self._topic, sequence, payload])  # PUB drops, and never waits
 
     async def _replay(self, socket: zmq.asyncio.Socket) -> None:
         with socket:
@@ -62,7 +63,7 @@ class UnitPublisher:
                     continue
                 client, _, start = frames
                 for sequence, payload in [each for each in self._kept if each[0] >= start]:
-                    await socket.send_multipart([client, b"", b"", sequence, payload])
+                    await socket.send_multipart([client, b"", self._topic, sequence, payload])
                 await socket.send_multipart([client, b"", b"", _END, b""])
 
     async def close(self) -> None:
@@ -76,10 +77,12 @@ class UnitPublisher:
 class KvEvents:
     """The publishers of all DP units."""
 
-    def __init__(self, events: str, replay: str, num_units: int, now: Callable[[], float]) -> None:
+    def __init__(
+        self, events: str, replay: str, topic: str, num_units: int, now: Callable[[], float]
+    ) -> None:
         self._now = now
         self._units = [
-            UnitPublisher(unit, _port_of(events, unit), _port_of(replay, unit))
+            UnitPublisher(unit, _port_of(events, unit), _port_of(replay, unit), topic)
             for unit in range(num_units)
         ]
 

@@ -264,7 +264,9 @@ def _publish_kv(config: WorkerConfig, engine: Engine, now: Callable[[], float]) 
     except ImportError as error:
         message = f"kv_events: {error}: pip install 'headway[picker]'"
         raise HeadwayError(Code.FAILED_PRECONDITION, message, param="kv_events") from error
-    return KvEvents(config.kv_events, config.kv_events_replay, config.dp, now)
+    return KvEvents(
+        config.kv_events, config.kv_events_replay, config.kv_events_topic, config.dp, now
+    )
 
 
 def _max_running(config: WorkerConfig, engine: EngineInfo) -> int:

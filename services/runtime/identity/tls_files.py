@@ -71,8 +71,8 @@ def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
 
 
-def server_credentials(source: TlsSource) -> grpc.ServerCredentials:
-    """Return credentials that ask callers for a certificate and follow the files.
+def server_credentials(source: TlsSource, *, asks_callers: bool = True) -> grpc.ServerCredentials:
+    """Return credentials that ask callers for a certificate, if so told, and follow the files.
 
     gRPC asks for the files at every handshake. It keeps what it has if they do not fit together.
     """
@@ -92,7 +92,9 @@ def server_credentials(source: TlsSource) -> grpc.ServerCredentials:
             get_logger().warning("tls_files_unreadable", error=error.message)
         return given[0]
 
-    return grpc.dynamic_ssl_server_credentials(given[0], fetch, require_client_authentication=True)
+    return grpc.dynamic_ssl_server_credentials(
+        given[0], fetch, require_client_authentication=asks_callers
+    )
 
 
 def _read(path: Path) -> bytes:

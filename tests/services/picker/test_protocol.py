@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import grpc
 import pytest
@@ -10,6 +11,11 @@ from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from headway.errors import HeadwayError
+from services.picker.config import PickerConfig
+from services.runtime.config import read_config
+from services.runtime.identity.roles import ServiceRole, server_name
+from tests.fakes.certificates import make_certificates
 from tests.fakes.picker_rig import (
     DUPLEX,
     Endpoints,
@@ -226,3 +232,26 @@ async def _health(channel: grpc.aio.Channel, name: str) -> int:
 
 def test_the_mode_of_the_tests_is_the_protocols() -> None:
     assert processing_mode_pb2.ProcessingMode.BodySendMode.Value("FULL_DUPLEX_STREAMED") == DUPLEX
+
+
+@pytest.mark.parametrize("any_gateway", [True, False])
+async def test_gateways_without_a_certificate_are_served_only_if_any_may_ask(
+    any_gateway: bool, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    files = make_certificates(tmp_path)
+    options = {**files, "any_gateway": any_gateway}
+    name = server_name("default", ServiceRole.WORKER)
+    async with picker(await endpoints.add(), **options) as service:
+        credentials = grpc.ssl_channel_credentials(files["tls_ca"].read_bytes())
+        override = [("grpc.ssl_target_name_override", name)]
+        async with grpc.aio.secure_channel(service.address, credentials, override) as channel:
+            if any_gateway:
+                assert await _health(channel, "liveness") == health_pb2.HealthCheckResponse.SERVING
+            else:
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await _health(channel, "liveness")
+
+
+def test_any_gateway_is_said_of_a_server_with_certificates() -> None:
+    with pytest.raises(HeadwayError, match="tls-cert"):
+        read_config(PickerConfig, ["--endpoints=a:1", "--any-gateway"])

@@ -98,6 +98,7 @@ async def running(store_url: str, cluster: str, sink: tuple[Sink, str]) -> Async
     ports = _free_ports(2)
     kv, replay = (f"tcp://127.0.0.1:{port}" for port in ports)
     options = {"engine": "fake", "kv_events": kv, "kv_events_replay": replay}
+    options["kv_events_topic"] = "kv@10.0.0.1@m"
     async with served(store_url, cluster, **options) as (stub, runtime):
         leader = Leader(stub, 1)
         await leader.greet()
@@ -143,7 +144,7 @@ async def test_events_have_the_layout_of_vllm(running: _Running) -> None:
         await asking.send((0).to_bytes(8, "big"))
         async with asyncio.timeout(30):
             topic, sequence, payload = await asking.recv_multipart()
-    assert (topic, sequence) == (b"", bytes(8))
+    assert (topic, sequence) == (b"kv@10.0.0.1@m", bytes(8))
     batch = msgspec.msgpack.decode(payload, type=_BatchOfVllm)
     (stored,) = batch.events
     assert isinstance(stored, _StoredOfVllm)
