@@ -21,6 +21,7 @@ from planning.calibrate.live import TORCH, LiveEngine, LiveModel
 from planning.calibrate.matrix import START_SECONDS, Matrix, learn
 from planning.calibrate.report import calibration_lines, case_notes, case_table, overall_table
 from results.output import refuse_unwritable, write_json
+from results.progress import bar
 from services.worker.engines import find_engine
 
 _SHOW_NO_PASSES = ("openai",)
@@ -80,8 +81,8 @@ def run_fit(args: argparse.Namespace) -> int:
     find_engine(args.engine)
     given = load_profile(args.profile) if args.profile else None
     served = LiveModel(args.model, args.device, LiveEngine(args.engine, args.engine_args))
-    with _folder(args.keep) as folder:
-        learnt = learn(served, folder, args.seed, given)
+    with _folder(args.keep) as folder, bar("calibrating") as shown:
+        learnt = learn(served, folder, args.seed, given, shown.tries)
     learnt.calibration.save(args.out)
     print("\n".join(calibration_lines(learnt.calibration)))
     levels = ", ".join(f"{each:.2f}" for each in learnt.levels)
@@ -99,11 +100,12 @@ def run_check(args: argparse.Namespace) -> int:
     console = Console()
     console.print(_duration(cases, args.repeats, args.num_requests))
     reports = []
-    with _folder(args.keep) as folder:
+    with _folder(args.keep) as folder, bar("checking", len(cases)) as shown:
         sizes = (args.num_requests, args.repeats, args.seed)
         served = LiveModel(args.model, args.device, calibration.engine)
         matrix = Matrix(calibration, served, folder, *sizes)
-        for report in matrix.run(cases, lambda line: console.print(line, style="dim")):
+        for report in matrix.run(cases, shown.tries):
+            shown.advance()
             _print(console, report)
             reports.append(report)
             write_json(args.json, _json(reports))

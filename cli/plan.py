@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -20,12 +21,13 @@ from planning.plan.emit import EMITTERS
 from planning.plan.load import Load, different_loads, num_requests
 from planning.plan.make import by_gpus, make_plan
 from planning.plan.report import CapacityPlan, nothing_keeps, rows, sentences
-from planning.plan.search import search
+from planning.plan.search import keeping, search
 from planning.plan.source import PlanSource, read_source
 from planning.plan.space import Space, make_space
 from planning.plan.trial import Trial
 from results import plots
 from results.output import make_table, refuse_unwritable, require_extra, write_json
+from results.progress import Bar, bar
 
 _MOST_RATE = 1e6
 _SOME_MODEL = "MODEL"
@@ -83,8 +85,10 @@ def run(args: argparse.Namespace) -> int:
     loads = different_loads(workload, args.seeds, args.requests)
     console = Console()
     _say(console, [*source.notes, *notes, *_once(loads, args.seeds)])
-    trial = Trial(loads[0], goal, source.network)
-    plan = _plan(console, args, trial, space, loads)
+    with bar("planning") as shown:
+        trial = Trial(loads[0], goal, source.network)
+        trial.tell = partial(_tell, shown, trial)
+        plan = _plan(console, args, trial, space, loads)
     if plan is None:
         return 1
     write_json(args.json, _as_json(plan))
@@ -98,6 +102,14 @@ def run(args: argparse.Namespace) -> int:
             _say(console, [f"{_SOME_MODEL} stands for your model: --model NAME writes its name"])
         _emit(args, plan.best, source)
     return 0
+
+
+def _tell(shown: Bar, trial: Trial, what: str) -> None:
+    """Show what is tried, and the best so far."""
+    shown.tries(f"{what} ({trial.num_runs} clusters before)")
+    if kept := keeping(trial):
+        best = kept[0]
+        shown.has_best(f"{best.candidate.name}, {best.attainment:.1%}")
 
 
 def _check_output(args: argparse.Namespace) -> None:

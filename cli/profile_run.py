@@ -10,9 +10,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from cli.options import add_model, require_ranges
 from headway.cost.buckets import Buckets
 from headway.cost.profile import Profile, save_profile
@@ -24,6 +21,7 @@ from planning.profile.steps import ProfileSteps
 from planning.profile.workers import bench
 from results.kept import Kept
 from results.output import num_cores
+from results.progress import bar
 
 DESCRIPTION = """\
 Measure what one instance of a deployment releases, and write its profile.
@@ -166,22 +164,15 @@ async def _measure(
 @contextmanager
 def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
     """Show a bar with what was found last; print lines where no terminal is."""
-    console = Console()
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("starting workers", total=total)
+    with bar("measuring", total) as shown:
+        shown.tries("starting workers")
 
         def say(line: str) -> None:
-            progress.update(task, description=line)
-            if not console.is_terminal:
+            shown.tries(line)
+            if not sys.stderr.isatty():
                 print(line, flush=True)
 
-        yield say, lambda: progress.advance(task)
+        yield say, shown.advance
 
 
 def _deployment(args: argparse.Namespace, out: Path, dtype: str) -> Deployment:

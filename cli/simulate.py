@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.progress import track
 
 from cli.options import add_json, add_policy_options, chosen, require_ranges
 from headway.errors import invalid
@@ -32,6 +31,7 @@ from headway.workload.sessions import written_for_aiperf
 from results import plots
 from results.by_class import number, print_by_class
 from results.output import make_table, num_cores, refuse_unwritable, require_extra, write_json
+from results.progress import counted
 from results.recording import write_parquet, write_run
 
 Column = tuple[str, float, str]
@@ -349,13 +349,11 @@ def _plot(
 
 def _run_all(jobs: Sequence[SimulationJob], num_processes: int) -> list[Found]:
     """Run all jobs in order, with a progress bar."""
-    console = Console(stderr=True)
+    names = [job.name for job in jobs]
     if num_processes <= 1 or len(jobs) == 1:
-        left = track(jobs, "simulating", console=console, transient=True)
-        return [simulate_job(job) for job in left]
+        return list(counted(map(simulate_job, jobs), "simulating", names))
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
-        results = pool.map(simulate_job, jobs)
-        return list(track(results, "simulating", len(jobs), console=console, transient=True))
+        return list(counted(pool.map(simulate_job, jobs), "simulating", names))
 
 
 def _means(

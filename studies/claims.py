@@ -13,6 +13,7 @@ from multiprocessing import get_context
 from typing import Any, TypeVar
 
 from results.interval import LEAST_RUNS, half_interval
+from results.progress import counted
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -152,11 +153,18 @@ def run_all(work: Callable[[T], R], jobs: Iterable[T], num_processes: int) -> li
 
 def run_each(work: Callable[[T], R], jobs: Iterable[T], num_processes: int) -> Iterator[R]:
     """Yield what ``work`` makes of every job, in order and as soon as it is known."""
+    every = list(jobs)
+    names = [_name_of(job) for job in every]
     if num_processes <= 1:
-        yield from map(partial(_and_collect, work), jobs)
+        yield from counted(map(partial(_and_collect, work), every), "runs", names)
         return
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(partial(_and_collect, work), jobs)
+        yield from counted(pool.map(partial(_and_collect, work), every), "runs", names)
+
+
+def _name_of(job: object) -> str:
+    parts = job if isinstance(job, tuple) else (job,)
+    return ", ".join(str(part) for part in parts if isinstance(part, str | int | float) and part)
 
 
 def _and_collect(work: Callable[[T], R], job: T) -> R:

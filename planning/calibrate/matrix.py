@@ -72,6 +72,7 @@ def learn(
     folder: Path,
     seed: int,
     given: Profile | None = None,
+    say: Say = lambda line: None,
     *,
     parts: Sequence[Part] = SPREAD,
     side_by_side: Sequence[Part] = TOGETHER,
@@ -85,15 +86,18 @@ def learn(
     for_hops, several = single, (Topology(unified=2), Topology(unified=3))
     if served.engine.can_serve(split):
         for_hops, several = split, (split, Topology(prefill=1, decode=2))
+    say("requests that are alone")
     lone = _run(
         LiveDeployment(served, _PLAIN, for_hops),
         one_by_one(_LONE_PAUSE, num_lone, seed),
         folder / "lone",
         spans=True,
     )
+    say("a load over rates and mixes, on one worker")
     run = _run(LiveDeployment(served, _PLAIN, single), drawn(parts, seed), folder / "learning")
     rows, together = drawn(side_by_side, seed), list[tuple[LiveRun, Sequence[Span]]]()
     for number, each in enumerate(several, start=1):
+        say(f"a load on {len(each.roles())} workers side by side")
         kept_in = folder / f"together-{number}"
         beside = _run(LiveDeployment(served, _PLAIN, each), rows, kept_in, spans=True)
         together.append((beside, spans_of(read_spans(kept_in / SPANS), beside.load.sent)))

@@ -64,6 +64,7 @@ def _confirmed(
     candidate: Sizing,
     bounds: Autoscaling | None = None,
 ) -> Confirmed:
+    trial.tell(f"{candidate.name}, on the cores")
     return confirm(candidate, loads, trial.goal, trial.network, bounds)
 
 

@@ -48,14 +48,15 @@ def search(trial: Trial, space: Space, most_gpus: int) -> list[Outcome]:
     for base, topologies in space.bases():
         for found in _sizes(trial, base, topologies, best):
             best = min(best, found.num_gpus)
-    for outcome in _keeping(trial):
+    for outcome in keeping(trial):
         if outcome.candidate.num_gpus == best:
             for other in _variants(outcome.candidate):
                 trial.keeps(other)
-    return _keeping(trial)
+    return keeping(trial)
 
 
-def _keeping(trial: Trial) -> list[Outcome]:
+def keeping(trial: Trial) -> list[Outcome]:
+    """Return the candidates tried so far that keep the goal, cheapest first."""
     kept = [o for o in trial.outcomes if o.is_whole and o.attainment >= trial.goal.attainment]
     return sorted(kept, key=lambda o: (o.candidate.num_gpus, -o.attainment, o.candidate.name))
 

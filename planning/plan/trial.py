@@ -6,7 +6,7 @@ Where memory runs short and the order of batching says who yields, a candidate r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from headway.sim.clients import SimRequest
@@ -62,6 +62,10 @@ class _Seen:
                 raise _HopelessError
 
 
+def _say_nothing(what: str) -> None:
+    """Show no progress."""
+
+
 @dataclass(slots=True)
 class Trial:
     """Runs candidates over the same requests; a repeat costs nothing."""
@@ -69,6 +73,8 @@ class Trial:
     load: Load
     goal: Goal
     network: NetworkParams
+    tell: Callable[[str], None] = _say_nothing
+    """Told what is tried before each run."""
     num_runs: int = 0
     num_by_cores: int = 0
     """Runs that needed the cores."""
@@ -94,7 +100,7 @@ class Trial:
 
     def faster(self, factor: float) -> Trial:
         """Return the same requests in 1/``factor`` of the time."""
-        return Trial(faster(self.load, factor), self.goal, self.network)
+        return Trial(faster(self.load, factor), self.goal, self.network, self.tell)
 
     def closest(self) -> Outcome | None:
         """Return the whole result that comes nearest to the goal; None if nothing was tried.
@@ -106,6 +112,7 @@ class Trial:
         return max(nearest, key=lambda each: each.attainment, default=None)
 
     def _run(self, candidate: Sizing, whole: bool) -> Outcome:
+        self.tell(candidate.name)
         spec = candidate.spec(self.network)
         num_asked = num_requests(self.load)
         most = num_asked if whole else self._most_missed
