@@ -100,14 +100,13 @@ def _head(frame: Json) -> Text:
 
 
 def _leader(frame: Json) -> str:
-    """Return who leads; what the workers' table shows is old where nobody answers."""
-    if frame.get("store_answers") is False:
-        return "the store does not answer"
-    leader = frame.get("leader")
-    if not leader:
-        return "no leader"
-    is_silent = frame.get("leader_answers") is False
-    return f"leader {leader['id']}{' does not answer' if is_silent else ''}"
+    """Return who leads, and how old the workers' table is where nobody answers."""
+    leader, silent = frame.get("leader"), frame.get("silent", {})
+    said = f"leader {leader['id']}" if leader else "no leader"
+    if "leader" in silent:
+        age = seconds(frame["now"] - silent["leader"])
+        said += f"{' does not answer' if leader else ''}, workers as they were {age} ago"
+    return f"{said}, the store does not answer" if "store" in silent else said
 
 
 def _workers(frame: Json) -> Table | Text:

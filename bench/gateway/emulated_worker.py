@@ -173,7 +173,7 @@ class Emulated:
     rejection: Rejected | None = None  # the answer to every submission, with its own key
     decisions: list[str] = field(default_factory=list)  # about whatever request is asked for
     asked_about: list[str] = field(default_factory=list)
-    picture: ClusterPicture = NO_PICTURE  # that gateways are shown
+    picture: ClusterPicture | None = NO_PICTURE  # that gateways are shown; None: no answer
     paused: bool = False  # submissions are taken and never computed
     address: str = ""
     _server: GrpcServer | None = None
@@ -301,6 +301,8 @@ class _Scheduler(scheduler_pb2_grpc.SchedulerServicer):
         ],
     ) -> scheduler_pb2.ClusterPicture:
         """See ``protos/scheduler.proto``."""
+        if self._emulated.picture is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "it does not answer")
         packed: scheduler_pb2.ClusterPicture = wire.PICTURE.pack(self._emulated.picture)
         return packed
 

@@ -31,7 +31,8 @@ class Roll:
 
     A worker in the leader's picture serves or drains. One that this leader has shown and shows no
     more is gone, whatever its lease says. Any other with a lease is starting, and one without is
-    gone. Who is gone stays for ten minutes, with the last figures.
+    gone. Who is gone stays for ten minutes, with the last figures. While no leader answers a worker
+    with a lease stays as it was.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,8 @@ class Roll:
                 self._keep(worker_id, card_of(shown[worker_id]))
             elif picture is not None and self._shown_in.get(worker_id) == picture.fencing_token:
                 self._miss(worker_id, now)
+            elif picture is None and worker_id in self._cards and worker_id in leased:
+                continue
             elif worker_id in leased:
                 self._keep(worker_id, _starting(leased[worker_id], self._cards.get(worker_id)))
             elif members is not None:

@@ -52,10 +52,8 @@ def _row(row: RequestRow) -> dict[str, Json]:
     return shown
 
 
-def cluster_of(picture: ClusterPicture | None) -> dict[str, Json]:
-    """Return windows, moves and who waits for its own unit; {} where no leader was asked."""
-    if picture is None:
-        return {}
+def cluster_of(picture: ClusterPicture) -> dict[str, Json]:
+    """Return windows, moves and who waits for its own unit."""
     return {
         "windows": {window.model: _window(window) for window in picture.windows},
         "moves": {move.request_id: _move(move) for move in picture.moves},

@@ -35,7 +35,7 @@ class EndedRequest(NamedTuple):
     ttfat: float | None
     tpot: float | None
     is_kept: bool | None
-    """True if all promises of its class were kept; None without a promise, or if it did not end."""
+    """True if all promises of its class that had come due were kept; None where none had."""
     request_id: str = ""
 
     @property
@@ -124,7 +124,7 @@ def _latencies(ended: Iterable[EndedRequest]) -> Figures:
         if values:
             found[f"{name}_p50"] = percentile(values, 0.5)
             found[f"{name}_p99"] = percentile(values, 0.99)
-    kept = [each.is_kept for each in finished if each.is_kept is not None]
+    kept = [each.is_kept for each in listed if each.is_kept is not None]
     if kept:
         found["kept"] = sum(kept) / len(kept)
     return found

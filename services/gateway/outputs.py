@@ -14,7 +14,7 @@ from headway.request import FinishReason, Request, TokenLogprobs
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.output_text import NOTHING, OutputText, Piece
 
-_OWN_FAULT = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND})
+OWN_FAULT = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND})
 """Failures that break no promise: the client has to change its request."""
 
 
@@ -235,7 +235,7 @@ class Outputs:
         if output is not None:
             self._metrics.finished("error", 0, 0, ())
             self._count(output, "error")
-            if error.code not in _OWN_FAULT:
+            if error.code not in OWN_FAULT:
                 self._unkept(output, left=False)
             self._metrics.count("errors", error.code.value)
             self._note_end(output, error.code.value)
@@ -247,7 +247,7 @@ class Outputs:
             if self._close(output.request_id) is not None:
                 self._metrics.finished("cancelled", 0, 0, ())
                 self._count(output, "cancelled")
-                if error is None or error.code not in _OWN_FAULT:
+                if error is None or error.code not in OWN_FAULT:
                     self._unkept(output, left=error is None)
                 self._note_end(output, "cancelled")
                 self._release(output.request_id)

@@ -106,9 +106,12 @@ def test_top_shows_workers_and_requests() -> None:
 
 
 def test_top_says_who_does_not_answer() -> None:
-    assert "leader scheduler-1 does not answer" in told(picture({**FRAME, "leader_answers": False}))
-    assert "the store does not answer" in told(picture({**FRAME, "store_answers": False}))
-    assert "does not" not in told(picture({**FRAME, "store_answers": True, "leader_answers": True}))
+    def said(**silent: float) -> str:
+        return told(picture({**FRAME, "now": 100.0, "silent": silent}))
+
+    assert "leader scheduler-1 does not answer, workers as they were 12" in said(leader=88.0)
+    assert "the store does not answer" in said(store=99.0)
+    assert "does not" not in said()
 
 
 def test_top_says_what_it_does_not_know() -> None:

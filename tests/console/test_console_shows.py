@@ -134,7 +134,9 @@ def test_what_does_not_answer_changes_nothing() -> None:
     roll = Roll()
     before = roll.update(picture(WORKER), [SEEN], now=0.0)
     assert roll.update(None, None, now=1.0) == before
+    assert roll.update(None, [SEEN], now=1.5) == before
     assert roll.update(picture(WORKER), None, now=2.0) == before
+    assert roll.update(None, [], now=3.0)["d-1"]["state"] == "gone"
 
 
 def test_who_is_gone_for_long_is_forgotten() -> None:
@@ -164,8 +166,7 @@ def test_a_card_has_the_constants_of_its_workers_order_and_what_never_comes_is_n
     assert "order" not in card_of(WORKER)
 
 
-def test_without_a_picture_no_window_is_invented() -> None:
-    assert cluster_of(None) == {}
+def test_moves_are_shown_by_their_requests() -> None:
     moves = (MovePicture("r", "p-1", "d-1", 9, False),)
     shown = cluster_of(replace(NO_PICTURE, moves=moves, num_moving=3))
     assert shown["moves"] == {
@@ -191,14 +192,15 @@ def test_figures_are_of_the_last_minute_by_class() -> None:
     for ttft in (0.1, 0.2, 0.3):
         recent.note(ended(100.0, ttft, kept=ttft < 0.25))
     recent.note(ended(100.0, None, kept=None, end="cancelled"))
+    recent.note(ended(100.0, None, kept=False, end="unavailable"))
     figures = recent.by_class(120.0)["chat"]
-    assert (figures["ended"], figures["failed"]) == (4, 1)
+    assert (figures["ended"], figures["failed"]) == (5, 2)
     assert figures["ttft_p50"] == 0.2
-    assert figures["kept"] == pytest.approx(2 / 3)
+    assert figures["kept"] == pytest.approx(2 / 4), "what failed broke its promises"
     assert "tpot_p50" not in figures
     assert recent.by_class(500.0) == {}
-    assert [each.ended_at for each in recent.last_minutes(601.5)] == [100.0] * 4
-    assert [each.ended_at for each in recent.last_minutes(601.0)] == [1.0] + [100.0] * 4
+    assert [each.ended_at for each in recent.last_minutes(601.5)] == [100.0] * 5
+    assert [each.ended_at for each in recent.last_minutes(601.0)] == [1.0] + [100.0] * 5
     assert recent.last_minutes(701.0) == []
 
 

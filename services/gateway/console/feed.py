@@ -17,10 +17,11 @@ from headway.console.recent import COLUMNS, EndedRequest, RecentRequests
 from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.rows import RowQuery, RowSearch
 from headway.errors import Code, HeadwayError
+from headway.request import FinishReason
 from headway.service_class import ServiceClasses
 from services.gateway.console.sight import ClusterSight
 from services.gateway.http.exchange import Exchange
-from services.gateway.outputs import Output
+from services.gateway.outputs import OWN_FAULT, Output
 
 _INTERVAL = 0.5
 _MOST_IN_FULL = 2
@@ -190,8 +191,13 @@ def _ended(output: Output, end: str, now: float) -> EndedRequest:
         "tpot": spent / (num_tokens - 1) if num_tokens > 1 else None,
         "e2e": now - arrival_at,
     }
-    service = output.standing.service
-    kept = service.kept(latencies) if service is not None and end in ("stop", "length") else {}
+    service, kept = output.standing.service, dict[str, bool]()
+    if service is not None and end in ("stop", "length"):
+        kept = service.kept(latencies)
+    elif service is not None and end == FinishReason.CANCELLED.value:
+        kept = service.kept_until(latencies, now - arrival_at)
+    elif service is not None and end not in {code.value for code in OWN_FAULT}:
+        kept = service.kept_by_failed(latencies)
     return EndedRequest(
         now,
         arrival_at,

@@ -31,7 +31,7 @@ class ClusterSight:
     """The cluster beyond this gateway, asked twice a second while somebody looks.
 
     ``draw`` asks the leader for its picture. What does not answer is shown as it was last, and
-    ``frame`` says so.
+    ``silent`` in the frame says since when.
     """
 
     def __init__(
@@ -49,13 +49,14 @@ class ClusterSight:
         self._roll = Roll()
         self._channels = Channels(config, ServiceRole.AUTOSCALER)
         self._task: asyncio.Task[NoReturn] | None = None
-        self._frame: dict[str, Any] = {}
+        self._frame: dict[str, Any] = {"cluster": {}, "schedulers": {}, "leader": None}
+        self._heard_at: dict[str, float] = {}
         self._scaling: dict[str, Any] = {}
         self._scaled_at = 0.0
 
     @property
     def frame(self) -> Mapping[str, Any]:
-        """Return the newest findings; {} before the first answer."""
+        """Return the newest findings; none before the first answer."""
         return {**self._frame, **self._scaling}
 
     def start(self) -> None:
@@ -88,14 +89,18 @@ class ClusterSight:
         )
         now = self._now()
         seen = None if workers is None else [_seen(member) for member in workers]
-        self._frame = {
-            "workers": self._roll.update(picture, seen, now=now),
-            "cluster": cluster_of(picture),
-            "schedulers": _schedulers(schedulers or (), leader),
-            "leader": {"id": leader.candidate_id, "term": leader.fencing_token} if leader else None,
-            "leader_answers": picture is not None,
-            "store_answers": workers is not None,
-        }
+        self._frame["workers"] = self._roll.update(picture, seen, now=now)
+        if picture is not None:
+            self._frame["cluster"] = cluster_of(picture)
+        if schedulers is not None:
+            who = {"id": leader.candidate_id, "term": leader.fencing_token} if leader else None
+            self._frame |= {"schedulers": _schedulers(schedulers, leader), "leader": who}
+        answers = {"leader": picture is not None, "store": schedulers is not None}
+        for name, has_answered in answers.items():
+            if has_answered or name not in self._heard_at:
+                self._heard_at[name] = now
+        silent = {name: self._heard_at[name] for name in answers if not answers[name]}
+        self._frame["silent"] = silent
         if now - self._scaled_at >= _SCALING_INTERVAL:
             self._scaled_at = now
             self._scaling = await self._look_at_scaling()

@@ -25,6 +25,7 @@ from services.gateway.console.pages import files
 from services.gateway.console.routes import ConsoleRoutes, row_query
 from services.gateway.console.what_if import WhatIfDesk
 from services.gateway.http.exchange import HttpRefusal
+from services.runtime.store import Member
 from tests.fakes.gateway_harness import Cluster, cluster, until
 
 WORKER = WorkerPicture(
@@ -105,6 +106,25 @@ async def test_the_stream_shows_a_request_while_it_waits_and_counts_it_at_its_en
                     assert figures["ended"] == 1
                     break
         assert (await sent).status_code == 200
+
+
+async def test_a_leader_that_does_not_answer_is_an_outage_and_workers_stay_as_they_were(
+    running: Cluster,
+) -> None:
+    running.emulated.picture = PICTURE
+    await running.store.join(Member("worker", "decode-1", "127.0.0.1:1", "decode"), 600.0)
+    async with patient(running) as client, client.stream("GET", "/console/stream") as response:
+        before: dict[str, Any] = {}
+        async for frame in frames(response):
+            if not before and frame.get("silent") == {} and frame.get("workers"):
+                before = frame
+                running.emulated.picture = None
+            if before and "leader" in frame["silent"]:
+                break
+        assert frame["now"] - frame["silent"]["leader"] > 0
+        assert "store" not in frame["silent"]
+        assert frame["workers"]["decode-1"] == before["workers"]["decode-1"]
+        assert frame["cluster"] == before["cluster"]
 
 
 async def test_the_stream_ends_when_the_gateway_drains(running: Cluster) -> None:

@@ -1,5 +1,5 @@
 // The cluster: figures, charts, workers by role, windows, moves, and who leads.
-import { html, useSignal, count, several, seconds, share, clock, known, Chart, Stat, Empty } from "/console/parts.js";
+import { html, useSignal, age, count, several, seconds, share, clock, known, Chart, Stat, Empty } from "/console/parts.js";
 import { history } from "/console/stream.js";
 
 const STATES = { serving: ["ok", "● serving"], draining: ["warn", "◐ draining"], starting: ["info", "◌ starting"], gone: ["bad", "✕ gone"] };
@@ -84,9 +84,16 @@ function Control({ now }) {
   const schedulers = Object.entries(now.schedulers || {});
   return html`<ul class="moves">
     ${schedulers.map(([id, s]) => html`<li>${id} <span class=${`pill ${s.leads ? "ok" : "calm"}`}>${s.leads ? "★ leads" : "stands by"}</span></li>`)}
-    ${now.source === "live" && html`<li>Leader <span class=${`pill ${now.leader_answers ? "ok" : "bad"}`}>${now.leader_answers ? `answers, term ${now.cluster.term}` : "✕ does not answer"}</span></li>
-    <li>Store <span class=${`pill ${now.store_answers ? "ok" : "bad"}`}>${now.store_answers ? "answers" : "✕ does not answer"}</span></li>`}
+    ${now.silent && ["leader", "store"].map((name) => { const is = now.silent[name] === undefined;
+      return html`<li>${name[0].toUpperCase() + name.slice(1)} <span class=${`pill ${is ? "ok" : "bad"}`}>${is ? `answers${name === "leader" && now.cluster ? `, term ${now.cluster.term}` : ""}` : "✕ does not answer"}</span></li>`; })}
     <li>${now.gateway.id} <span class=${`pill ${now.gateway.status === "ok" ? "ok" : "warn"}`}>${now.gateway.status}</span>${now.gateway.reason ? ` ${now.gateway.reason}` : ""}</li></ul>`;
+}
+
+/** What the leader told last, grey and with its age while it does not answer. */
+function Told({ now, children }) {
+  const since = (now.silent || {}).leader;
+  if (since === undefined) return children;
+  return html`<div class="old" data-old><p class="note">As of ${age(now.now - since)} ago</p>${children}</div>`;
 }
 
 export function Cluster({ now }) {
@@ -96,7 +103,7 @@ export function Cluster({ now }) {
       <${Stat} name="Open" value=${count(now.gateway.open)} more=${`${count(now.gateway.waiting)} without a token`} />
       <${Stat} name="TTFT P50" value=${seconds(point.ttft_p50)} /><${Stat} name="TTFT P99" value=${seconds(point.ttft_p99)} />
       <${Stat} name="Promises kept" value=${share(point.kept)} more="last minute" /></dl>
-    <${Workers} workers=${now.workers} />
+    <${Told} now=${now}><${Workers} workers=${now.workers} /><//>
     <h2>Over ten minutes</h2>
     <div class="charts">
       <${Chart} title="Requests a second" relative=${now.source === "simulated"} columns=${columnsOf(seen, "arrived_per_s", "ended_per_s")} unit=${count} lines=${[{ name: "arrived", color: "orange" }, { name: "ended", color: "blue" }]}
@@ -108,7 +115,7 @@ export function Cluster({ now }) {
       <${Chart} title="Tokens a second" relative=${now.source === "simulated"} columns=${columnsOf(seen, "tokens_per_s")} unit=${count} lines=${[{ name: "output tokens", color: "green" }]} summary=${`Output tokens a second; now ${count(point.tokens_per_s)}`} />
     </div>
     <h2>Classes, last minute</h2><${Classes} now=${now} />
-    <div class="charts"><section><h2>Window</h2><${Windows} cluster=${now.cluster} /></section>
-      <section><h2>Moves and handoffs</h2><${Moves} cluster=${now.cluster} /></section>
+    <div class="charts"><section><h2>Window</h2><${Told} now=${now}><${Windows} cluster=${now.cluster} /><//></section>
+      <section><h2>Moves and handoffs</h2><${Told} now=${now}><${Moves} cluster=${now.cluster} /><//></section>
       <section><h2>Control</h2><${Control} now=${now} /></section></div>`;
 }

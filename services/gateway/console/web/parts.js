@@ -33,6 +33,8 @@ export function seconds(value) {
   return size < 100 ? value.toFixed(size < 10 ? 2 : 1) + " s" : Math.round(value) + " s";
 }
 
+// How long ago something was, in whole seconds or minutes.
+export const age = (value) => (value < 90 ? `${Math.max(0, Math.round(value))} s` : `${Math.round(value / 60)} min`);
 export const share = (value) => (known(value) ? (100 * value).toFixed(value > 0.995 && value < 1 ? 1 : 0) + " %" : "–");
 export const clock = (at) => new Date(at * 1e3).toLocaleTimeString();
 export const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();

@@ -5,6 +5,7 @@ export const frame = signal(null);
 export const history = signal({ columns: [], rows: [] });
 export const link = signal("connecting");
 export const refused = signal(null);
+export let heardAt = Date.now(); // the newest event, by this machine's clock
 const MOST_POINTS = 600;
 
 export const key = {
@@ -87,6 +88,7 @@ export async function follow(query) {
       for await (const [name, data] of events(response.body)) {
         if (mine.signal.aborted) return;
         link.value = "live";
+        heardAt = Date.now();
         pause = 500;
         take(name, JSON.parse(data));
       }
