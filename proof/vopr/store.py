@@ -351,16 +351,17 @@ class _Lua:
         self._lua: Any = LuaRuntime(encoding=None, register_eval=False)
         self._call = call
         self._scripts: dict[str, Any] = {}
+        # kept for good: of methods that are made anew for each script, lupa takes one for another
+        self._redis = self._lua.table_from(
+            {b"call": self._answer, b"pcall": self._answer_or_error, b"sha1hex": _sha1hex}
+        )
 
     def run(self, text: str, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Any:
         if text not in self._scripts:
             whole = f"function(redis, KEYS, ARGV) {text} end"
             self._scripts[text] = self._lua.eval(whole.encode())
         table = self._lua.table_from
-        calls = table(
-            {b"call": self._answer, b"pcall": self._answer_or_error, b"sha1hex": _sha1hex}
-        )
-        return self._scripts[text](calls, table(keys), table(arguments))
+        return self._scripts[text](self._redis, table(keys), table(arguments))
 
     def _answer_or_error(self, *command: Any) -> Any:
         """Return a command's answer; an error is a table."""
