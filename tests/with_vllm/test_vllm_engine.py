@@ -313,7 +313,7 @@ def test_wrong_settings_of_the_plug_in_are_refused(
 # --- versions -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", ["0.31.2", "0.33.0+cpu", "0.310.0", "1.32.0", "dev"])
+@pytest.mark.parametrize("version", ["0.31.2", "0.34.0+cpu", "0.310.0", "1.32.0", "dev"])
 def test_another_minor_of_vllm_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:

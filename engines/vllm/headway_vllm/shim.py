@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from headway.errors import Code, HeadwayError
 from headway_vllm.inside import UNTRIED
 
-VERSIONS = ("0.32",)
+VERSIONS = ("0.32", "0.33")
 """The minor versions that this package is written for and tested with."""
 
 
