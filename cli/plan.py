@@ -27,7 +27,7 @@ from planning.plan.space import Space, make_space
 from planning.plan.trial import Trial
 from results import plots
 from results.output import make_table, refuse_unwritable, require_extra, write_json
-from results.progress import Bar, bar
+from results.progress import ProgressBar, bar
 
 _MOST_RATE = 1e6
 _SOME_MODEL = "MODEL"
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(shown: Bar, trial: Trial, what: str) -> None:
+def _tell(shown: ProgressBar, trial: Trial, what: str) -> None:
     """Show what is tried, and the best so far."""
     shown.tries(f"{what} ({trial.num_runs} clusters before)")
     if kept := keeping(trial):

@@ -24,7 +24,7 @@ from rich.progress import (
 T = TypeVar("T")
 
 
-class Bar:
+class ProgressBar:
     """One line of work that goes on."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
@@ -44,7 +44,9 @@ class Bar:
 
 
 @contextmanager
-def bar(title: str, num_steps: int | None = None, console: Console | None = None) -> Iterator[Bar]:
+def bar(
+    title: str, num_steps: int | None = None, console: Console | None = None
+) -> Iterator[ProgressBar]:
     """Show a bar while the block runs; None for a number of steps that nobody knows.
 
     ``console``: of a test; default: standard error.
@@ -64,7 +66,7 @@ def bar(title: str, num_steps: int | None = None, console: Console | None = None
         disable=not console.is_terminal,
     )
     with shown:
-        yield Bar(shown, shown.add_task(title, total=num_steps, tried="", best=""))
+        yield ProgressBar(shown, shown.add_task(title, total=num_steps, tried="", best=""))
 
 
 def counted(items: Iterable[T], title: str, names: Sequence[str]) -> Iterator[T]:
