@@ -27,6 +27,7 @@ from services.gateway.http.explained import (
     ids_behind,
 )
 from services.gateway.http.origins import Origins, allow_request
+from services.gateway.http.schema import describe
 from services.gateway.http.screening import (
     EXPLAIN,
     GET,
@@ -51,7 +52,6 @@ from services.gateway.openai.replies import (
 from services.gateway.openai.requests import parse_chat, parse_completion
 from services.gateway.openai.response_replies import ResponseReply
 from services.gateway.openai.responses import parse_response
-from services.gateway.openai.schema import describe
 from services.gateway.openai.shapes import MAX_CHOICES, parse_json_object
 from services.gateway.openai.stored_responses import StoredResponses
 from services.gateway.reading import INLINE_BYTES

@@ -13,8 +13,8 @@ from jsonschema import Draft202012Validator
 from headway.errors import HeadwayError
 from services.gateway.api_call import complete_sampling
 from services.gateway.http.edge import ROUTES
+from services.gateway.http.schema import describe
 from services.gateway.openai.requests import parse_chat, parse_completion
-from services.gateway.openai.schema import describe
 from tests.fakes.gateway_harness import Cluster, cluster, write_keys
 
 DOCUMENT = describe("1.2.3", needs_key=True, monitoring_needs_key=False)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from protos import gateway_pb2, gateway_pb2_grpc, inference_pb2, inference_pb2_grpc
-from services.gateway.openai.schema import describe
+from services.gateway.http.schema import describe
 from tests.fakes.gateway_harness import Cluster, cluster, until, write_keys
 
 BODY = {"model": "tiny", "prompt": "abc", "max_tokens": 4}
