@@ -30,6 +30,9 @@ _CALL_TIMEOUT = 5.0
 _UNREACHED = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 _LEADER_CHECK_INTERVAL = 0.1
 _MOST_GATHERED_TOKENS = 200_000  # well below the 4 MiB of a message
+_LEAST_SIZE = 2_000
+"""Tokens as which a message counts at least: the leader handles what is gathered in one go, and
+must not miss its lease over it."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25
 _STEADY = 1.0
 """Seconds of a stream after which the next one need not wait."""
@@ -170,7 +173,7 @@ class SchedulerLink:
 
 
 def _size(message: ToScheduler) -> int:
-    return message.num_tokens if isinstance(message, Request) else 0
+    return max(_LEAST_SIZE, message.num_tokens if isinstance(message, Request) else 0)
 
 
 def _no_scheduler() -> HeadwayError:

@@ -6,6 +6,7 @@ prompts of those who were served more take no room, and it need not wait until t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from headway.cluster import UnitId, WorkerInfo
@@ -16,6 +17,27 @@ from headway.policies.packing import Assigned, Packing, Room
 from headway.request import StreamKey
 
 
+class _Queued:
+    """What one unit owed tenants when its worker last reported, and what was sent to it since.
+
+    Sums, because thousands may be queued while each that arrives asks for them.
+    """
+
+    def __init__(self, entries: Iterable[Tracked]) -> None:
+        self.owed: Counter[str] = Counter()
+        """Prompt tokens, by tenant."""
+        self.charged: dict[str, float] = {}
+        """Weighted tokens over its share, by tenant."""
+        for entry in entries:
+            self.add(entry)
+
+    def add(self, entry: Tracked) -> None:
+        """Count another request."""
+        name = entry.tenant
+        self.owed[name] += entry.num_owed_tokens
+        self.charged[name] = self.charged.get(name, 0.0) + entry.charged / entry.share
+
+
 class UnitTenants:
     """Requests of one model that were dispatched and are not known to be prefilled, by unit."""
 
@@ -24,16 +46,20 @@ class UnitTenants:
         self._windows = windows
         self._counters = windows.counters
         self._sent: dict[UnitId, dict[StreamKey, Tracked]] = {}
+        self._sums: dict[UnitId, _Queued] = {}
 
     def sent(self, assigned: Iterable[Assigned[Tracked]]) -> None:
         """Note a dispatch."""
         for each in assigned:
             self._sent.setdefault(each.unit, {})[each.request.key] = each.request
+            if each.unit in self._sums:
+                self._sums[each.unit].add(each.request)
 
     def reported(self, info: WorkerInfo) -> None:
         """Forget who is computed or gone, after a worker's report."""
         for number in range(info.num_units):
             unit = UnitId(info.worker_id, number)
+            self._sums.pop(unit, None)
             if unit in self._sent and not self._queued(unit):
                 del self._sent[unit]
 
@@ -42,14 +68,14 @@ class UnitTenants:
         self._sent = {
             unit: those for unit, those in self._sent.items() if unit.worker_id != worker_id
         }
+        self._sums.clear()
 
     def charged(self) -> Mapping[str, float]:
         """Return what tenants were charged for prompts that are not computed yet, over shares."""
         found: dict[str, float] = {}
         for unit in self._sent if self._windows.are_several else ():
-            for entry in self._queued(unit).values():
-                cost = entry.charged / entry.share
-                found[entry.tenant] = found.get(entry.tenant, 0.0) + cost
+            for tenant, charged in self._sum(unit).charged.items():
+                found[tenant] = found.get(tenant, 0.0) + charged
         return found
 
     def room(self, tenant: str, unit: UnitId, chunk_tokens: int) -> int:
@@ -59,9 +85,9 @@ class UnitTenants:
         """
         counter = self._counters.of(tenant)
         return chunk_tokens - sum(
-            entry.num_owed_tokens
-            for entry in self._queued(unit).values()
-            if entry.tenant == tenant or self._counters.of(entry.tenant) <= counter
+            num_tokens
+            for name, num_tokens in self._sum(unit).owed.items()
+            if name == tenant or self._counters.of(name) <= counter
         )
 
     def pack(
@@ -93,6 +119,12 @@ class UnitTenants:
                 taken = {each.request.key for each in found}
                 those = [entry for entry in those if entry.key not in taken]
         return assigned
+
+    def _sum(self, unit: UnitId) -> _Queued:
+        found = self._sums.get(unit)
+        if found is None:
+            found = self._sums[unit] = _Queued(self._queued(unit).values())
+        return found
 
     def _queued(self, unit: UnitId) -> dict[StreamKey, Tracked]:
         """Return who is still queued there, and forget the others."""

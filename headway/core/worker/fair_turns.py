@@ -6,7 +6,7 @@ the policy's order. Service counts while somebody has to wait, as in VTC. A newc
 
 A pass takes as long as its requests let it. So whoever is ahead of others makes their passes at
 most ``_LONGER`` times as long, by what passes cost here; also of those who were here of late, for
-who comes waits for the pass in flight. Prompts are bounded by their parts of the chunk.
+who comes waits for the pass in flight.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from headway.forward_pass import PassItem
 
 _LONGER = 2.0
 """Times as long as without them that those who are ahead may make a pass: half of it is theirs."""
+
+_ROUNDING = 1e-6
+"""Of a token: what sums of seconds may be off by."""
 
 
 class FairTurns:
@@ -83,32 +86,32 @@ class FairTurns:
 
     def planned(self, sequence: Sequence, item: PassItem, num_before: int) -> None:
         """Count the time of an item of the pass; its first ``num_before`` tokens are counted."""
-        num_tokens, known = len(item.token_ids) - num_before, self.pass_time
-        if sequence.decoding:
-            seconds = self._step(sequence)
-        else:
-            per_token = known.per_prefill_token + known.per_prefill_context * item.start
-            seconds = num_tokens * per_token
+        num_tokens = len(item.token_ids) - num_before
+        seconds = num_tokens * self._per_token(sequence)
         self._seconds += seconds
         if self._is_ahead(sequence):
             self._has_ahead = True
         else:
             self._own_seconds += seconds
 
-    def has_time(self, sequence: Sequence) -> bool:
-        """Return whether a decoding request's token makes the pass no longer than it may be.
+    def most(self, sequence: Sequence, num_tokens: int) -> int:
+        """Return how many of these tokens make the pass no longer than it may be.
 
-        Ask in the order of levels. One of those who are ahead always has its place.
+        Ask in the order of levels. One token of those who are ahead always has its place. Prompts
+        are bounded by their parts of the chunk (``fair_chunk``).
         """
-        if not self.levels or not self._has_ahead or not self._is_ahead(sequence):
-            return True
+        per_token = self._per_token(sequence)
+        if not (sequence.decoding and per_token and self._is_ahead(sequence)):
+            return num_tokens
         least = self.pass_time.base + self.pass_time.per_request
-        most = _LONGER * max(self._own_seconds, least)
-        return self._seconds + self._step(sequence) <= most
+        left = _LONGER * max(self._own_seconds, least) - self._seconds
+        return min(num_tokens, max(0 if self._has_ahead else 1, int(left / per_token + _ROUNDING)))
 
-    def _step(self, sequence: Sequence) -> float:
-        known = self.pass_time
-        return known.per_request + known.per_kv_token * sequence.kv.num_computed
+    def _per_token(self, sequence: Sequence) -> float:
+        known, start = self.pass_time, sequence.kv.num_computed
+        if sequence.decoding:
+            return known.per_request + known.per_kv_token * start
+        return known.per_prefill_token + known.per_prefill_context * start
 
     def _is_ahead(self, sequence: Sequence) -> bool:
         return self.levels.get(sequence.tenant, 0.0) > 0.0

@@ -316,12 +316,12 @@ class _UnitPlan:
     def _serve(self, entry: Entry[Sequence]) -> None:
         """Plan its tokens, as many as the chunk and its tenant's part of it have."""
         sequence, most, fair = entry.candidate, self._budget, self._fair
+        if self._turns is not None and not (most := self._turns.most(sequence, most)):
+            return
         if sequence.stage is Stage.WAITING and not self._admit(sequence):
             return
         if sequence.stage is Stage.SWAPPING_IN:  # its next token is computed in the pass after
             self._budget, self._places = self._budget - 1, self._places - 1.0
-            return
-        if sequence.decoding and self._turns is not None and not self._turns.has_time(sequence):
             return
         if fair is not None and not sequence.decoding:
             most = fair.take(sequence, most)

@@ -140,7 +140,8 @@ class WarmStaggeredBatch(StaggeredBatch):
         ready = {load.worker_id: load for load in loads if self._takes_own(load, now)}
         if not ready:  # as nobody can go, those held stay so
             return super().turns(loads, num_waiting, now=now, waiting=waiting)
-        if not any(map(self._telling, waiting)):
+        least = self._least_hit
+        if not any(entry.num_tokens >= least and self._telling(entry) for entry in waiting):
             self.held = NOBODY
             return super().turns(loads, num_waiting, now=now, waiting=waiting)
         self._table.update(loads)
