@@ -15,6 +15,7 @@ BENCHES = {
     "vllm": "a plain vLLM, Headway's order inside it, and Headway over it, on the same arrivals",
     "gpu": "one GPU, step by step: passes, choices, shares, the cluster, the demo",
     "sim": "the simulator's own speed",
+    "abuse": "what one key's abuses do to another key's short requests",
     "flood": "what a flood does to other tenants, or a class that yields to other classes",
     "policies": "how long decisions take",
     "cpu": "CPU time of all processes a token, preset by preset",

@@ -1,0 +1,227 @@
+"""The runner: one key abuses a cluster of this machine, another asks for a few tokens.
+
+What the other key feels is measured in its own time alone: the same request on the idle cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import httpx
+
+from bench.abuses.catalogue import COMPLETIONS, Abuse, Manner
+from services.gateway.auth import key_line, new_key
+from services.local.cluster import LocalCluster
+from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
+from services.local.refusals import refuse_wrong_options
+from services.local.store import free_port
+
+_ABUSER, _OTHER, _OPERATOR = "abuser", "other", "operator"
+_PATIENCE = 90.0
+"""Seconds for one of the other key's answers, as for a user."""
+_PORTS = 8
+_ONE = WorkerCounts(prefill=0, decode=0, unified=1)
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Felt:
+    """What came of one abuse; seconds are of the other key's requests."""
+
+    name: str
+    alone: float
+    seconds: list[float] = field(default_factory=list)
+    statuses: Counter[int] = field(default_factory=Counter)
+    """Of the abuser's answers."""
+    faults: list[str] = field(default_factory=list)
+    """Answers of the other key that are no 200 or hold other tokens, and 5xx for anybody."""
+
+    @property
+    def times_alone(self) -> tuple[float, float]:
+        """(median, worst) over the time alone."""
+        return median(self.seconds) / self.alone, max(self.seconds) / self.alone
+
+
+@dataclass(frozen=True, slots=True)
+class Abused:
+    """A cluster to abuse, and the size of each trial."""
+
+    model: str
+    preset: str = "headway"
+    workers: WorkerCounts = _ONE
+    num_asked: int = 5
+    """Requests of the other key beside each abuse, one after the other."""
+    longest: float = 2.0
+    """Seconds after which no further one is asked."""
+    head_start: float = 0.3
+    """Seconds of abuse before the first."""
+
+    async def rows(self, abuses: Sequence[Abuse], folder: Path, say: Say) -> list[Felt]:
+        """Start the cluster, commit each abuse, and return what the other key felt.
+
+        HeadwayError where the cluster does not start.
+        """
+        keys = {name: new_key() for name in (_ABUSER, _OTHER, _OPERATOR)}
+        options = self._options(folder, keys)
+        refuse_wrong_options(options, folder)
+        async with LocalCluster(options, folder) as cluster:
+            trials = Trials(cluster.url, options.served_name, keys, self)
+            await trials.warm_up()
+            rows = []
+            for abuse in abuses:
+                say(abuse.name)
+                rows.append(await trials.felt(abuse))
+        return rows
+
+    def _options(self, folder: Path, keys: dict[str, str]) -> ClusterOptions:
+        file = folder / "keys"
+        lines = [key_line(name, key, operator=name == _OPERATOR) for name, key in keys.items()]
+        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        file.chmod(0o600)
+        return ClusterOptions(
+            model=self.model,
+            policies=PolicyOptions(self.preset),
+            workers=self.workers,
+            port=free_port(_PORTS),
+            log_level="warning",
+            drain_timeout=5.0,
+            api_key_file=str(file),
+            service_flags={"worker": ("--num-threads", "1")},
+        )
+
+
+class Trials:
+    """Clients of both keys at one gateway."""
+
+    def __init__(self, url: str, model: str, keys: dict[str, str], sizes: Abused) -> None:
+        self._url = url
+        self._model = model
+        self._keys = keys
+        self._sizes = sizes
+        self._alone: list[float] = []
+        self._text = ""
+
+    async def warm_up(self) -> None:
+        """Ask alone, for the time and the tokens that the answers are compared with."""
+        felt = Felt("alone", 1.0)
+        async with self._client(_OTHER) as client:
+            await self._ask(client, felt)
+            felt.seconds.clear()
+            for _ in range(2 * self._sizes.num_asked):
+                await self._ask(client, felt)
+        self._alone = felt.seconds
+
+    async def felt(self, abuse: Abuse) -> Felt:
+        """Return what the other key feels of an abuse."""
+        felt = Felt(abuse.name, median(self._alone))
+        async with self._client(_OTHER) as client:
+            tasks = [asyncio.create_task(self._abuse(abuse, felt)) for _ in range(abuse.at_once)]
+            try:
+                await asyncio.sleep(self._sizes.head_start)
+                until = time.monotonic() + self._sizes.longest
+                while len(felt.seconds) < self._sizes.num_asked and (
+                    not felt.seconds or time.monotonic() < until
+                ):
+                    await self._ask(client, felt)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                ended = await asyncio.gather(*tasks, return_exceptions=True)
+        felt.faults += [repr(each) for each in ended if isinstance(each, Exception)]
+        felt.faults += [
+            f"the abuser was answered {status} {count} times"
+            for status, count in felt.statuses.items()
+            if status >= 500
+        ]
+        return felt
+
+    async def _ask(self, client: httpx.AsyncClient, felt: Felt) -> None:
+        body = {
+            "model": self._model,
+            "prompt": "Once upon a time",
+            "max_tokens": 4,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+        began_at = time.monotonic()
+        try:
+            answer = await client.post(COMPLETIONS, json=body)
+        except httpx.TransportError as error:
+            felt.faults.append(f"the other key was not answered: {error!r}")
+            return
+        finally:
+            felt.seconds.append(time.monotonic() - began_at)
+        if answer.status_code != 200:
+            felt.faults.append(f"the other key was answered {answer.status_code}: {answer.text}")
+            return
+        text = answer.json()["choices"][0]["text"]
+        self._text = self._text or text
+        if text != self._text:
+            felt.faults.append(f"the other key got {text!r} in place of {self._text!r}")
+
+    # --- the abuser -----------------------------------------------------------------------
+
+    async def _abuse(self, abuse: Abuse, felt: Felt) -> None:
+        if abuse.manner in (Manner.READS, Manner.LEAVES):
+            async with self._client(_OPERATOR if abuse.is_operator else _ABUSER) as client:
+                while True:
+                    felt.statuses[await self._send(client, abuse)] += 1
+        while True:
+            with suppress(OSError):
+                await self._hold(abuse)
+
+    async def _send(self, client: httpx.AsyncClient, abuse: Abuse) -> int:
+        sent = abuse.sent(self._model)
+        method, headers = "POST" if sent else "GET", {"x-request-id": "abuse"}
+        request = client.build_request(method, abuse.path, json=sent or None, headers=headers)
+        try:
+            answer = await client.send(request, stream=True)
+        except httpx.TransportError:  # it was cut off, for instance while it sent too much
+            return 0
+        try:
+            async for _ in answer.aiter_raw():
+                if abuse.manner is Manner.LEAVES:
+                    break
+        except httpx.TransportError:
+            return 0
+        finally:
+            await answer.aclose()
+        return answer.status_code
+
+    async def _hold(self, abuse: Abuse) -> None:
+        """Open a connection, send what the abuse sends, and keep it until it is closed."""
+        url = httpx.URL(self._url)
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        try:
+            if abuse.manner is not Manner.HANGS:
+                body = json.dumps(abuse.sent(self._model)).encode()
+                head = (
+                    f"POST {abuse.path} HTTP/1.1\r\nHost: {url.host}:{url.port}\r\n"
+                    f"Authorization: Bearer {self._keys[_ABUSER]}\r\n"
+                    f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+                )
+                half = body[: len(body) // 2] if abuse.manner is Manner.STALLS else body
+                writer.write(head.encode() + half)
+                await writer.drain()
+            if abuse.manner is Manner.STARES:
+                await asyncio.Event().wait()
+            await reader.read()
+        finally:
+            writer.close()
+
+    @asynccontextmanager
+    async def _client(self, name: str) -> AsyncIterator[httpx.AsyncClient]:
+        headers = {"authorization": f"Bearer {self._keys[name]}"}
+        async with httpx.AsyncClient(
+            base_url=self._url, headers=headers, timeout=_PATIENCE
+        ) as client:
+            yield client

@@ -1,0 +1,82 @@
+"""``headway bench abuse``: the catalogue, and what the runner counts as a fault."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from bench.abuses.catalogue import CATALOGUE, Abuse, Manner
+from bench.abuses.run import Abused, Trials
+from cli import main
+
+KEYS = {name: name for name in ("abuser", "other", "operator")}
+SIZES = Abused("", num_asked=3, head_start=0.0)
+
+
+def test_the_catalogue_has_forty_abuses_or_more_of_every_manner() -> None:
+    assert len({abuse.name for abuse in CATALOGUE}) == len(CATALOGUE) >= 40
+    assert {abuse.manner for abuse in CATALOGUE} == set(Manner)
+    assert all(json.dumps(abuse.sent("m")) for abuse in CATALOGUE)
+
+
+@asynccontextmanager
+async def answering(*others: tuple[int, str], abuser: int = 200) -> AsyncIterator[str]:
+    """A server that answers the other key with these in turn, then again the last one."""
+    left = list(others)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.read(2**16)
+        status, text = abuser, ""
+        if b"Bearer other" in head:
+            status, text = left.pop(0) if len(left) > 1 else left[0]
+        body = json.dumps({"choices": [{"text": text}]}).encode()
+        writer.write(b"HTTP/1.1 %d x\r\nConnection: close\r\n" % status)
+        writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+async def faults(abuse: Abuse, *others: tuple[int, str], abuser: int = 200) -> list[str]:
+    async with answering(*others, abuser=abuser) as url:
+        trials = Trials(url, "m", KEYS, SIZES)
+        await trials.warm_up()
+        felt = await trials.felt(abuse)
+    assert len(felt.seconds) == SIZES.num_asked
+    assert felt.times_alone[0] > 0
+    return [fault for fault in felt.faults if "times" not in fault] + [
+        fault.rpartition(" ")[0].rpartition(" ")[0] for fault in felt.faults if "times" in fault
+    ]
+
+
+async def test_other_tokens_and_refusals_are_faults_and_5xx_to_anybody() -> None:
+    abuse = Abuse("one", body={"prompt": "a"}, at_once=1)
+    alone = [(200, "a")] * 7
+    assert await faults(abuse, (200, "a")) == []
+    assert await faults(abuse, (200, "a"), abuser=400) == []
+    assert await faults(abuse, *alone, (200, "b"), (200, "a")) == [
+        "the other key got 'b' in place of 'a'"
+    ]
+    (refused,) = await faults(abuse, *alone, (429, ""), (200, "a"))
+    assert refused.startswith("the other key was answered 429")
+    assert await faults(abuse, (200, "a"), abuser=500) == ["the abuser was answered 500"]
+
+
+@pytest.mark.parametrize("manner", list(Manner))
+async def test_an_abuse_of_any_manner_is_over_once_the_other_key_has_asked(manner: Manner) -> None:
+    abuse = Abuse("one", body={"prompt": "a" * 9}, at_once=2, manner=manner)
+    assert await faults(abuse, (200, "a")) == []
+
+
+def test_abuses_that_no_name_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "abuse", "--only", "nothing like it"]) == 2
+    assert "ambiguous grammar" in capsys.readouterr().err
