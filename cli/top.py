@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--worker", default="", metavar="ID", help="on this worker alone")
     add("--session", default="", metavar="NAME", help="of this session alone")
     add("--rows", type=int, default=20, metavar="N", help="requests shown (default 20)")
-    add("--once", action="store_true", help="print once, and end")
+    add("--once", action="store_true", help="print once, and end; so it does where no terminal is")
     parser.set_defaults(run=run)
 
 
@@ -54,9 +54,10 @@ def run(args: argparse.Namespace) -> int:
     }
     query = {name: value for name, value in asked.items() if value}
     url = args.url or found_url(args.log_dir)
-    show = _print_once if args.once else _follow
+    console = Console()
+    show = _follow if console.is_terminal and not args.once else _print_once
     try:
-        asyncio.run(show(Console(), url, args.api_key, query))
+        asyncio.run(show(console, url, args.api_key, query))
     except KeyboardInterrupt:
         return 0
     return 0
@@ -73,7 +74,7 @@ async def _print_once(console: Console, url: str, key: str, query: Mapping[str, 
 
 
 async def _follow(console: Console, url: str, key: str, query: Mapping[str, str]) -> None:
-    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+    with Live(console=console, screen=True, auto_refresh=False) as live:
         async for frame in frames(url, key, query):
             live.update(picture(frame), refresh=True)
 
