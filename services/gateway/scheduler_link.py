@@ -57,6 +57,7 @@ class SchedulerLink:
         self._gateway_id = config.service_id
         self._task: asyncio.Task[NoReturn] | None = None
         self._opened_at: float | None = None
+        self._explaining = asyncio.Lock()
         self._rest = 0.0
         self._log = get_logger()
         self._stream: Dialled[ToScheduler] = Dialled(
@@ -93,10 +94,12 @@ class SchedulerLink:
     async def explain(self, request_id: str) -> list[str]:
         """Return the leader's decisions for a request, as JSON.
 
-        Raise UNAVAILABLE if no leader can be reached.
+        Raise UNAVAILABLE if no leader can be reached. One is asked for at a time: the leader looks
+        through all decisions, and requests go first.
         """
         asked = partial(wire.explain, request_id=request_id, within=_CALL_TIMEOUT)
-        return await self._ask(asked)
+        async with self._explaining:
+            return await self._ask(asked)
 
     async def picture(self) -> ClusterPicture:
         """Return the cluster as its leader sees it; UNAVAILABLE if none can be reached."""

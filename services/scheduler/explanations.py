@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
@@ -12,6 +13,9 @@ from headway.core.scheduler.events import Considered, Decision
 from headway.policies.dispatch.protocol import OwnUnit
 from headway.request import is_named
 
+MOST_LINES = 512
+"""Four decisions for each of 128 outputs."""
+
 
 def write_decisions(decisions: Iterable[Decision], file: TextIO) -> None:
     """Write one JSON object a line."""
@@ -19,18 +23,21 @@ def write_decisions(decisions: Iterable[Decision], file: TextIO) -> None:
         file.write(decision_line(decision) + "\n")
 
 
-def lines_about(request_id: str, decisions: Iterable[Decision]) -> list[str]:
-    """Return the decisions that placed this request, in order; of others their number alone.
+def lines_about(request_id: str, decisions: Sequence[Decision]) -> list[str]:
+    """Return the newest decisions that placed this request, in order; of others the number alone.
 
-    A request's owner may read them, and nothing about requests of other clients.
+    A request's owner may read them, and nothing about requests of other clients. A client's own id
+    may mean thousands of requests.
     """
-    lines = []
-    for decision in decisions:
+    lines: deque[str] = deque()
+    for decision in reversed(decisions):
+        if len(lines) == MOST_LINES:
+            break
         own = tuple(c for c in decision.chosen if is_named(c.request_id, request_id))
         if own:
             beside = len(decision.chosen) - len(own)
-            lines.append(decision_line(replace(decision, chosen=own), beside))
-    return lines
+            lines.appendleft(decision_line(replace(decision, chosen=own), beside))
+    return list(lines)
 
 
 def decision_line(decision: Decision, beside: int = 0) -> str:

@@ -8,11 +8,13 @@ import json
 import pytest
 
 from cli.explain import decisions_about
-from headway.cluster import Role
+from headway.cluster import Role, UnitId
+from headway.core.scheduler.events import Chosen, Decision
 from headway.errors import HeadwayError
 from headway.presets import PRESETS
+from headway.request import CLIENT_ID_END, StreamKey
 from headway.sim.experiment import Conditions, cluster_spec, simulate
-from services.scheduler.explanations import lines_about, write_decisions
+from services.scheduler.explanations import MOST_LINES, lines_about, write_decisions
 from tests.fakes.sim_clusters import instance, poisson
 
 
@@ -58,3 +60,12 @@ def test_a_client_reads_nothing_about_others_but_their_number() -> None:
 def test_a_line_that_is_no_decision_is_refused_by_its_number() -> None:
     with pytest.raises(HeadwayError, match="line 2 is no decision"):
         list(decisions_about("r1", ["{}", '{"r1": 3}']))
+
+
+def test_of_an_id_that_means_thousands_of_requests_the_newest_decisions_are_told() -> None:
+    unit, decisions = UnitId("w", 0), list[Decision]()
+    for at in range(2 * MOST_LINES):
+        chosen = Chosen(StreamKey("g", at), f"mine{CLIENT_ID_END}{at}", unit, (), 0.0)
+        decisions.append(Decision("dispatch", float(at), "m", "end-forward", (), (chosen,), 0))
+    told = [json.loads(line)["at"] for line in lines_about("mine", decisions)]
+    assert told == [float(at) for at in range(MOST_LINES, 2 * MOST_LINES)]
