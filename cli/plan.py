@@ -14,11 +14,12 @@ from cli.options import add_json, require_ranges
 from headway.errors import invalid
 from headway.sim.sessions import SessionLoad
 from headway.sim.spec import Autoscaling
+from headway.sim.workload import Workload
 from planning.plan.candidate import TOPOLOGIES, parse_goal
 from planning.plan.confirm import Confirmed
 from planning.plan.deploy import emit, refuse_all
 from planning.plan.emit import EMITTERS
-from planning.plan.load import Load, different_loads, num_requests
+from planning.plan.load import Load, busiest, different_loads, num_requests
 from planning.plan.make import by_gpus, make_plan
 from planning.plan.report import CapacityPlan, nothing_keeps, rows, sentences
 from planning.plan.search import keeping, search
@@ -56,7 +57,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="requests (or sessions) a second, for its own",
     )
-    add("--requests", type=int, default=3000, metavar="N", help="of the load (its first 3000)")
+    add(
+        "--requests",
+        type=int,
+        default=3000,
+        metavar="N",
+        help="of it; of a trace the busiest (3000)",
+    )
     add("--seeds", type=int, default=3, metavar="N", help="runs of a finalist on the cores (3)")
     add("--autoscale", action="store_true", help="autoscaled fleets, too")
     add("--emit", choices=tuple(EMITTERS), help="print what to deploy, or write it to --out")
@@ -84,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     workload = replace(source.workload, rate=args.rate) if args.rate else source.workload
     loads = different_loads(workload, args.seeds, args.requests)
     console = Console()
-    _say(console, [*source.notes, *notes, *_once(loads, args.seeds)])
+    _say(console, [*source.notes, *notes, *_once(loads, args.seeds), *_part(workload, args)])
     with bar("planning") as shown:
         trial = Trial(loads[0], goal, source.network)
         trial.tell = partial(_tell, shown, trial)
@@ -149,6 +156,13 @@ def _require_scaling(space: Space, source: PlanSource) -> None:
 def _once(loads: Sequence[Load], num_seeds: int) -> Iterable[str]:
     if len(loads) == 1 < num_seeds:
         yield "every seed gives the same requests: each finalist runs once"
+
+
+def _part(workload: Workload, args: argparse.Namespace) -> Iterable[str]:
+    """Yield which part of a recording is planned for, where it is not all."""
+    if workload.trace is not None:
+        told = busiest(workload.requests(1), args.requests).told()
+        yield from filter(None, (told,))
 
 
 def _plan(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import NamedTuple
 
 from headway.errors import invalid
 from headway.sim.clients import SimRequest
@@ -53,7 +54,9 @@ def in_order(load: Load, records: Sequence[Record]) -> Sequence[Record | None]:
 
 
 def different_loads(workload: Workload, num_seeds: int, most: int) -> list[Load]:
-    """Return the first requests of each seed; seeds that give the same requests count once.
+    """Return ``most`` requests of each seed; seeds that give the same requests count once.
+
+    They are the first ones that are drawn, or the busiest stretch of a recording.
 
     A request's shared prefix is left out, unless sessions share theirs. HeadwayError for fewer
     than two requests, or sessions.
@@ -71,10 +74,51 @@ def different_loads(workload: Workload, num_seeds: int, most: int) -> list[Load]
     return loads
 
 
+class Stretch(NamedTuple):
+    """Requests of a recording that follow each other, the first at 0, and where they are from.
+
+    ``began_at``: the first one's instant in the recording, s; ``num_recorded`` requests in it come
+    at ``mean_rate``.
+    """
+
+    requests: Sequence[SimRequest]
+    began_at: float
+    num_recorded: int
+    mean_rate: float
+
+    def told(self) -> str:
+        """Return which part it is, as a sentence; "" for all of the recording."""
+        if len(self.requests) == self.num_recorded:
+            return ""
+        ended_at = self.began_at + self.requests[-1].arrival_at
+        return (
+            f"planned for the busiest {len(self.requests)} of {self.num_recorded} requests: "
+            f"{rate_of(self.requests):.2f}/s from {self.began_at:.0f} s to {ended_at:.0f} s; "
+            f"all of them come at {self.mean_rate:.2f}/s (--requests plans for more)"
+        )
+
+
+def busiest(recorded: Iterable[SimRequest], most: int) -> Stretch:
+    """Return the ``most`` consecutive requests that come in the shortest time, the earliest such.
+
+    All of them where there are no more.
+    """
+    every = list(recorded)
+    starts = range(max(0, len(every) - most) + 1)
+    last = min(most, len(every)) - 1
+    begin = min(starts, key=lambda n: every[n + last].arrival_at - every[n].arrival_at, default=0)
+    found = every[begin : begin + most]
+    origin = found[0].arrival_at if found and len(found) < len(every) else 0.0
+    shifted = [replace(each, arrival_at=each.arrival_at - origin) for each in found]
+    mean_rate = rate_of(every) if len(every) > 1 else 0.0
+    return Stretch(shifted, origin, len(every), mean_rate)
+
+
 def _first_of(workload: Workload, seed: int, most: int) -> Load:
     load = workload.load(seed)
     if not isinstance(load, SessionLoad):
-        return [replace(each, prefix_hashes=()) for each in islice(load, most)]
+        asked = islice(load, most) if workload.trace is None else busiest(load, most).requests
+        return [replace(each, prefix_hashes=()) for each in asked]
     num_tops = len(load.starts)
     fitting = (n for n in range(num_tops, 0, -1) if _num_turns(first_of(load.sessions, n)) <= most)
     kept = next(fitting, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ import pytest
 from cli import main
 from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
+from headway.sim.clients import SimRequest
 from headway.sim.network import NetworkParams
 from headway.sim.records import Record
 from headway.sim.summary import keeps
 from planning.plan.candidate import DISAGGREGATED, TOPOLOGIES, UNIFIED, parse_goal
-from planning.plan.load import different_loads
+from planning.plan.load import busiest, different_loads
 from planning.plan.source import PlanSource, read_source
 from planning.plan.space import Profiles, Space, make_space
 
@@ -157,6 +159,36 @@ def test_seeds_that_give_the_same_requests_count_once(tmp_path: Path) -> None:
     replayed = read_source(str(trace(tmp_path)), "llama-8b-h100").workload
     assert len(different_loads(replayed, 3, 50)) == 1
     assert len(different_loads(scenario(tmp_path).workload, 3, 50)) == 3
+
+
+def test_a_recording_is_planned_for_where_it_is_busiest() -> None:
+    instants = [0.0, 10.0, 20.0, 21.0, 22.0, 30.0, 31.0, 32.0, 50.0]
+    asked = [SimRequest(f"request-{n}", at, 10 + n, 5) for n, at in enumerate(instants)]
+    found = busiest(asked, 3)
+    assert [each.num_prompt_tokens for each in found.requests] == [12, 13, 14]
+    assert [each.arrival_at for each in found.requests] == [0.0, 1.0, 2.0]
+    assert "busiest 3 of 9 requests: 1.00/s from 20 s to 22 s; all of them come at 0.16/s" in (
+        found.told()
+    )
+    assert busiest(asked, 9).told() == ""
+    assert list(busiest(asked, 100).requests) == asked
+
+
+def test_a_plan_reads_the_busiest_stretch_of_a_trace_and_the_first_that_a_scenario_draws(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "trace.csv"
+    rows = [f"{at},10,{tokens}" for at, tokens in ((0, 1), (9, 2), (10, 3), (30, 4))]
+    file.write_text("\n".join(("arrival_at,prompt_tokens,output_tokens", *rows)), "utf-8")
+    (load,) = different_loads(read_source(str(file), "llama-8b-h100").workload, 3, 2)
+    assert isinstance(load, list)
+    assert [(each.arrival_at, each.num_output_tokens) for each in load] == [(0.0, 2), (1.0, 3)]
+    drawn = scenario(tmp_path).workload
+    first = different_loads(drawn, 1, 50)[0]
+    assert isinstance(first, list)
+    assert [each.arrival_at for each in first] == [
+        each.arrival_at for each in islice(drawn.requests(1), 50)
+    ]
 
 
 # --- what may be tried ----------------------------------------------------------------
