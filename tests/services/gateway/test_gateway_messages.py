@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anthropic
 import pytest
 
-from headway.errors import HeadwayError
+from headway.errors import Code, HeadwayError
+from services.gateway.anthropic.replies import MessagesReply
 from services.gateway.anthropic.requests import parse_messages
-from services.gateway.api_call import ChatEnd, ChatInput
+from services.gateway.api_call import ChatEnd, ChatInput, ReplyStyle
+from services.gateway.openai.json import CallIdentity
+from services.gateway.output_text import Piece
+from services.gateway.tokenizer import TextCodec
+from services.gateway.tool_calls import CallPiece
 from tests.fakes.gateway_harness import Cluster, cluster, write_keys
+from tests.fakes.sent import Sent
+from tests.fakes.tiny_model import byte_tokenizer
+
+if TYPE_CHECKING:
+    from services.gateway.outputs import Output
 
 TOOLS: list[Any] = [
     {"name": "weather", "description": "It tells.", "input_schema": {"type": "object"}}
@@ -146,16 +156,36 @@ async def test_errors_have_anthropics_shape(client: anthropic.AsyncAnthropic) ->
         assert caught.value.status_code == (404 if missing else 400)
 
 
-async def test_a_failure_in_mid_stream_is_an_event(tmp_path: Path, store_url: str) -> None:
+async def test_a_deadline_ends_a_stream_with_what_there_is(tmp_path: Path, store_url: str) -> None:
     async with (
         cluster(tmp_path, store_url, delay=0.05, request_timeout=1.0) as running,
         running.http() as client,
     ):
-        body = said("a" * 400, stream=True, max_tokens=400)
-        found = await client.post("/v1/messages", json=body)
+        found = await client.post("/v1/messages", json=said("a" * 400, stream=True))
     kinds = [line[7:] for line in found.text.splitlines() if line.startswith("event: ")]
-    assert kinds[0] == "message_start"
-    assert kinds[-1] in ("error", "message_stop")
+    assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
+    assert '"stop_reason":"max_tokens"' in found.text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_failure_is_an_event_of_a_stream_and_else_an_answer(stream: bool) -> None:
+    exchange = Sent()
+    identity = CallIdentity("chatcmpl-1", "m", 0, "", chat=True)
+    style = ReplyStyle(chat=True, stream=stream, messages=True)
+    codec = TextCodec(byte_tokenizer())
+    reply = MessagesReply(exchange, identity, style, codec, lambda outputs, error: None)
+    output = cast("Output", None)  # what it shows is in the pieces
+    reply.show(output, Piece("", "See: ", (CallPiece(0, "f", ""), CallPiece(0, "", '{"a"'))), None)
+    reply.show(output, Piece("", "So.", (CallPiece(0, "", ": 1}"),)), None)
+    reply.fail(HeadwayError(Code.UNAVAILABLE, "gone"))
+    *events, last = exchange.body.decode().removesuffix("\n\n").split("\n\n")
+    error = json.loads(last.partition("data: ")[2] if stream else last)
+    assert error == {"type": "error", "error": {"type": "overloaded_error", "message": "gone"}}
+    assert last.startswith("event: error\n") is stream
+    changes = [json.loads(event.partition("data: ")[2]) for event in events]
+    kinds = [change["type"].removeprefix("content_block_") for change in changes]
+    text, call = ["start", "delta", "stop"], ["start", "delta", "delta", "stop"]
+    assert kinds == ["message_start", *text, *call, "start", "delta"] * stream
 
 
 async def test_a_key_comes_in_anthropics_header(tmp_path: Path, store_url: str) -> None:

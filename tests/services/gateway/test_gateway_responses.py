@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import openai
@@ -18,35 +17,13 @@ from services.gateway.output_text import Piece
 from services.gateway.tokenizer import TextCodec
 from services.gateway.tool_calls import CallPiece
 from tests.fakes.gateway_harness import Cluster
+from tests.fakes.sent import Sent
 from tests.fakes.tiny_model import byte_tokenizer
 
 if TYPE_CHECKING:
     from services.gateway.outputs import Output
 
 CODEC = TextCodec(byte_tokenizer())
-
-
-class Sent:
-    """An exchange that keeps what is answered."""
-
-    on_gone: Callable[[], None] | None = None
-    started = False
-    body = b""
-
-    def add_header(self, name: str, value: str) -> None:
-        """Keep none."""
-
-    def respond(self, status: int, content_type: str, body: bytes) -> None:
-        self.body = body
-
-    def start(self, status: int, content_type: str) -> None:
-        self.started = True
-
-    def write(self, data: bytes, *, last: bool = False) -> None:
-        self.body += data
-
-    def abort(self) -> None:
-        """Nothing is left to drop."""
 
 
 TOOLS: list[Any] = [{"type": "function", "name": "weather", "parameters": {}, "strict": False}]

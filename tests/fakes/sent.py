@@ -1,0 +1,28 @@
+"""An HTTP exchange without a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Sent:
+    """An exchange that keeps what is answered."""
+
+    on_gone: Callable[[], None] | None = None
+    started = False
+    body = b""
+
+    def add_header(self, name: str, value: str) -> None:
+        """Keep none."""
+
+    def respond(self, status: int, content_type: str, body: bytes) -> None:
+        self.body = body
+
+    def start(self, status: int, content_type: str) -> None:
+        self.started = True
+
+    def write(self, data: bytes, *, last: bool = False) -> None:
+        self.body += data
+
+    def abort(self) -> None:
+        """Nothing is left to drop."""
