@@ -192,6 +192,24 @@ def replay(asked: WhatIf) -> dict[str, Any]:
     }
 
 
+def answer(question: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a replay, with its control where the question has one.
+
+    The control is what the record ran with, replayed, and what a replay is to be compared with: a
+    record has what the simulator does not know. Where it cannot be replayed it is a text that says
+    why.
+    """
+    asked = WhatIf.read(question)
+    found = replay(asked)
+    if control := question.get("control"):
+        try:
+            own = WhatIf.read({**question, **control})
+            found["control"] = found["replayed"] if own == asked else replay(own)["replayed"]
+        except HeadwayError as error:
+            found["control"] = error.message
+    return found
+
+
 def _simulated(asked: WhatIf, spec: ClusterSpec) -> tuple[str, list[Record]]:
     """Return the fidelity that a replay needed, and its requests.
 
@@ -262,7 +280,7 @@ def _figures(latencies: Iterable[tuple[float, bool | None, float | None]]) -> di
 def main() -> int:
     """Read a replay, and write what comes of it, or why it cannot be."""
     try:
-        found = replay(WhatIf.read(json.load(sys.stdin)))
+        found = answer(json.load(sys.stdin))
     except HeadwayError as error:
         found = {"error": error.message, "code": error.code.value}
     except ValueError as error:

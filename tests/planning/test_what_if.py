@@ -15,7 +15,7 @@ from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
 from headway.messages import MeasuredCosts
 from headway.picture import CostPicture, WorkerPicture
-from planning.what_if import WhatIf, replay
+from planning.what_if import WhatIf, answer, replay
 
 
 def question(**changed: Any) -> dict[str, Any]:
@@ -54,6 +54,23 @@ def test_fewer_workers_keep_fewer_promises() -> None:
     many = question(workers={"prefill": 4, "decode": 4}, classes={"chat": {"ttft": 0.2}})
     kept = [replay(WhatIf.read(each))["replayed"]["kept"] for each in (slow, many)]
     assert kept[0] < kept[1]
+
+
+def test_a_replay_comes_with_what_the_record_ran_with_replayed() -> None:
+    own = {"preset": "sbs", "policy": "", "settings": "", "workers": {"prefill": 1, "decode": 2}}
+    same = answer(question(control=own))
+    assert same["control"] == same["replayed"]
+    other = answer(question(control=own, workers={"unified": 1}, preset="vllm-like"))
+    assert other["control"] == same["replayed"]
+    assert other["control"] != other["replayed"]
+    assert "control" not in answer(question())
+
+
+def test_a_control_that_cannot_be_replayed_says_why() -> None:
+    own = {"preset": "gone", "policy": "", "settings": "", "workers": {"unified": 1}}
+    found = answer(question(control=own))
+    assert "preset is 'gone'" in found["control"]
+    assert found["replayed"]["kept"] > 0.9
 
 
 def test_a_preset_without_the_fast_fidelity_is_simulated_by_the_cores_and_that_is_said() -> None:

@@ -71,7 +71,9 @@ class WhatIfDesk:
         """Return both curves as JSON; HeadwayError for what cannot be replayed.
 
         A ``request`` by its id narrows the replay to the minutes around it, and the answer has its
-        times. Without a preset the gateway's own is taken, without workers those of now.
+        times. Without a preset the gateway's own is taken, without workers those of now. Without
+        a request the answer has a control, too: the gateway's own policies, on the workers that
+        ``recorded`` names by role, or else on those of the replay.
         """
         if not self._model:
             message = "this gateway serves several models, and a replay knows one"
@@ -89,6 +91,8 @@ class WhatIfDesk:
                     asked["workers"] = _counted(picture)
                 if not asked["profile"]:
                     asked["measured"] = measured.packed(_measured(picture, self._model))
+            if control := asked.get("control"):
+                control["workers"] = control["workers"] or asked["workers"]
             return await _replayed(json.dumps(asked).encode())
         finally:
             self._is_busy = False
@@ -110,18 +114,29 @@ class WhatIfDesk:
         profile = texts["profile"] or self._own.profile
         if not texts["preset"]:
             texts |= self._own._asdict()
-        workers = {role: given.get(role, 0) for role in _WORKERS}
-        if not all(isinstance(number, int) and 0 <= number <= 64 for number in workers.values()):
-            raise invalid("workers", workers, "whole numbers from 0 to 64")
+        recorded = given.get("recorded")
+        control = {
+            **self._own._asdict(),
+            "profile": profile,
+            "workers": _workers(recorded) if isinstance(recorded, dict) else {},
+        }
         return {
             **texts,
             "profile": profile,
-            "workers": workers,
+            "workers": _workers(given),
             "classes": {name: dict(promise) for name, promise in self._promises.items()},
             "ttft": _TTFT,
             "requests": [_row(each, finished[0].arrival_at) for each in finished],
-            **_marked(finished, request_id),
+            **(_marked(finished, request_id) if request_id else {"control": control}),
         }
+
+
+def _workers(given: Json) -> dict[str, int]:
+    """Return the numbers of workers by role; HeadwayError for what are no such numbers."""
+    workers = {role: given.get(role, 0) for role in _WORKERS}
+    if not all(isinstance(number, int) and 0 <= number <= 64 for number in workers.values()):
+        raise invalid("workers", workers, "whole numbers from 0 to 64")
+    return workers
 
 
 def _refuse_files(policy: str, settings: str) -> None:
@@ -146,9 +161,7 @@ def _around(finished: Sequence[EndedRequest], request_id: str) -> list[EndedRequ
 
 
 def _marked(finished: Sequence[EndedRequest], request_id: str) -> Json:
-    """Return the place of the one request that is asked about; {} for none."""
-    if not request_id:
-        return {}
+    """Return the place of the one request that is asked about."""
     places = (n for n, each in enumerate(finished) if each.request_id == request_id)
     return {"marked": next(places), "most_by_cores": _MOST_BY_CORES}
 

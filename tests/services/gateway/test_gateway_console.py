@@ -261,6 +261,9 @@ async def test_what_was_recorded_is_replayed_by_the_simulator(
         assert found.status_code == 200, found.text
         assert found.json()["num_requests"] == 3
         assert found.json()["replayed"]["ttft_p50"] > 0
+        assert found.json()["control"] == found.json()["replayed"]
+        more = await client.post("/console/what-if", json={**asked, "recorded": {"unified": 3}})
+        assert more.json()["control"] != more.json()["replayed"]
         for wrong, said in (
             ({**asked, "profile": "../../secret"}, "the name of a profile"),
             ({**asked, "prefill": "many"}, "whole numbers"),

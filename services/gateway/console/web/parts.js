@@ -71,7 +71,7 @@ export function Chart({ title, columns, lines, unit, summary, height = 150, rela
     const options = {
       width: element.clientWidth || 320, height, cursor: { show: false },
       scales: { x: { time: !relative }, y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1e-3)] } },
-      axes: [axis, { ...axis, size: 56, values: (_, ticks) => ticks.map(unit) }],
+      axes: [relative ? { ...axis, values: (_, ticks) => ticks.map((at) => `${at} s`) } : axis, { ...axis, size: 56, values: (_, ticks) => ticks.map(unit) }],
       series: [{}, ...lines.map((line) => ({ stroke: color(line.color), width: 2, dash: line.dash, spanGaps: false, points: { show: false } }))],
     };
     const drawn = (plot.current = new uPlot(options, columns, element));

@@ -8,20 +8,24 @@ const PRESETS = ["headway", "sbs", "star", "tokenscale", "pascal", "uniboost", "
 const PROFILES = ["llama-8b-a100", "llama-8b-h100", "qwen-7b-4090d", "qwen-7b-h800", "qwen-32b-h100-96", "codellama-34b-h100"];
 
 function Curves({ found }) {
-  const at = [...new Set([...found.recorded.curve, ...found.replayed.curve].map(([t]) => t))].sort((a, b) => a - b);
+  const control = typeof found.control === "string" ? null : found.control;
+  const shown = [["as recorded", found.recorded, "orange", [6, 3]], ["as it ran, replayed", control, "soft", [2, 3]], ["replayed", found.replayed, "blue"]].filter(([, figures]) => figures);
+  const at = [...new Set(shown.flatMap(([, figures]) => figures.curve.map(([t]) => t)))].sort((a, b) => a - b);
   const line = (curve) => { const known = new Map(curve); return at.map((t) => (known.has(t) ? 100 * known.get(t) : null)); };
-  const columns = [at, line(found.recorded.curve), line(found.replayed.curve)];
+  const columns = [at, ...shown.map(([, figures]) => line(figures.curve))];
   return html`<div class="charts" data-what-if><${Chart} title="Promises kept, by arrival" columns=${columns} unit=${(v) => `${v} %`} relative=${true} height=${220}
-      lines=${[{ name: "as recorded", color: "orange", dash: [6, 3] }, { name: "replayed", color: "blue" }]} summary=${`Promises kept: ${share(found.recorded.kept)} as recorded, ${share(found.replayed.kept)} replayed`} /></div>
-    <dl class="stats"><${Stat} name="Kept, as recorded" value=${share(found.recorded.kept)} /><${Stat} name="Kept, replayed" value=${share(found.replayed.kept)} />
-      <${Stat} name="TTFT P99, as recorded" value=${seconds(found.recorded.ttft_p99)} /><${Stat} name="TTFT P99, replayed" value=${seconds(found.replayed.ttft_p99)} />
+      lines=${shown.map(([name, , color, dash]) => ({ name, color, dash }))} summary=${`Promises kept: ${shown.map(([name, figures]) => `${share(figures.kept)} ${name}`).join(", ")}`} /></div>
+    <dl class="stats">${shown.map(([name, figures]) => html`<${Stat} name=${`Kept, ${name}`} value=${share(figures.kept)} />`)}
+      ${shown.map(([name, figures]) => html`<${Stat} name=${`TTFT P99, ${name}`} value=${seconds(figures.ttft_p99)} />`)}
       <${Stat} name="Requests" value=${found.num_requests} /><${Stat} name="Replayed in" value=${seconds(found.seconds)} more=${found.fidelity === "policies" ? "fast fidelity" : "all cores: this preset has no fast one"} /></dl>
-    <p class="note">${found.profile === "measured" ? "The replay costs what the workers have measured while they served" : `The replay costs what the profile ${found.profile} says`}, the record what this machine took: compare replays with each other before you believe the difference. Requests without a class count as promised a first token in 2 s.</p>`;
+    ${control ? "" : html`<p class="bad">As it ran, it cannot be replayed: ${found.control}</p>`}
+    <p class="note">${found.profile === "measured" ? "The replay costs what the workers have measured while they served" : `The replay costs what the profile ${found.profile} says`}, the record what this machine took: compare what is replayed with "as it ran, replayed", not with the record. Requests without a class count as promised a first token in 2 s.</p>`;
 }
 
 export function WhatIf({ now }) {
-  const counted = (role) => Object.values(now.workers || {}).filter((card) => card.role === role && card.state !== "gone").length;
-  const [asked, set] = useState(() => ({ preset: now.gateway.preset, policy: "", settings: "", profile: "", ...Object.fromEntries(ROLES.map((role) => [role, counted(role)])) }));
+  // Who is gone is shown for as long as the record lasts, and served in it.
+  const [recorded] = useState(() => Object.fromEntries(ROLES.map((role) => [role, Object.values(now.workers || {}).filter((card) => card.role === role).length])));
+  const [asked, set] = useState(() => ({ preset: now.gateway.preset, policy: "", settings: "", profile: "", ...recorded }));
   const [found, setFound] = useState(null), [runs, setRuns] = useState(false);
   if (now.source !== "live") return html`<h2>What if</h2><${Empty}>A simulated run is its own what-if: simulate it again with another preset.<//>`;
   const field = (name, title, more) => html`<label>${title}<input name=${name} value=${asked[name]} ...${more} onInput=${(e) => set({ ...asked, [name]: e.target.type === "number" ? Number(e.target.value) : e.target.value })} /></label>`;
@@ -29,7 +33,7 @@ export function WhatIf({ now }) {
     event.preventDefault();
     setRuns(true);
     try {
-      const response = await ask("/console/what-if", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(asked) });
+      const response = await ask("/console/what-if", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ ...asked, recorded }) });
       const said = await response.json();
       setFound(response.ok ? said : { error: said.error.message });
     } catch (error) { setFound({ error: String(error.message || error) }); }
