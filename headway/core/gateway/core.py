@@ -39,6 +39,7 @@ from headway.policies import registry
 from headway.policies.burst import Burst
 from headway.request import FinishReason, Request
 
+_BROKEN = "the token stream of its worker {} broke"
 _RETRIABLE = frozenset({Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE})
 
 
@@ -152,7 +153,7 @@ class GatewayCore:
             case StreamStage.LACKING:
                 self.streams.retry(state, f"token {len(state.output)} did not arrive", now)
             case StreamStage.ORPHANED:
-                self.streams.retry(state, _broken(state.worker_id), now)
+                self.streams.retry(state, _BROKEN.format(state.worker_id), now)
 
     # --- clients ----------------------------------------------------------------------
 
@@ -282,8 +283,4 @@ class GatewayCore:
             else:
                 self.streams.orphan(state, now)
         guilty = suspects.detached(worker_id, had)
-        self.streams.retry_all(had, guilty, _broken(worker_id), now)
-
-
-def _broken(worker_id: str) -> str:
-    return f"the token stream of its worker {worker_id} broke"
+        self.streams.retry_all(had, guilty, _BROKEN.format(worker_id), now)

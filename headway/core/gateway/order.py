@@ -27,16 +27,11 @@ class Intake:
 
     def __init__(self, streams: Streams, now: float) -> None:
         self.deliveries: list[Delivery] = []
-        self.unknown: dict[int, None] = {}
-        """Stream ids of no open request."""
-        self.num_first = 0
-        """Requests that got their first token."""
-        self.broken: dict[str, str] = {}
-        """Request ids whose attempt cannot continue, and why."""
-        self.pauses: list[Pause] = []
-        """Pauses of requests whose tokens now come from another worker."""
-        self.failures: list[StreamFailure] = []
-        """Failures that their present workers report."""
+        self.unknown: dict[int, None] = {}  # stream ids of no open request
+        self.num_first = 0  # requests that got their first token
+        self.broken: dict[str, str] = {}  # request ids whose attempt cannot continue, and why
+        self.pauses: list[Pause] = []  # of requests whose tokens now come from another worker
+        self.failures: list[StreamFailure] = []  # that their present workers report
         self._streams, self._requests, self._now = streams, streams.requests, now
 
     def take(self, batch: TokenBatch) -> None:

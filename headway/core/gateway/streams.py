@@ -40,27 +40,23 @@ class StreamEvent(Enum):
 
 
 _MOST_NAMED = 4096
+_DUE = (StreamStage.NEW, StreamStage.RETRYING)
 _ATTEMPTED = (StreamStage.SENT, StreamStage.RUNNING, StreamStage.LACKING, StreamStage.ORPHANED)
 
 TRANSITIONS: Mapping[tuple[StreamStage, StreamEvent], StreamStage] = MappingProxyType(
     {
-        (StreamStage.NEW, StreamEvent.SENT): StreamStage.SENT,
-        (StreamStage.NEW, StreamEvent.KEPT): StreamStage.UNSENT,
-        (StreamStage.UNSENT, StreamEvent.SENT): StreamStage.SENT,
+        **{(stage, StreamEvent.SENT): StreamStage.SENT for stage in (*_DUE, StreamStage.UNSENT)},
+        **{(stage, StreamEvent.KEPT): StreamStage.UNSENT for stage in _DUE},
         (StreamStage.SENT, StreamEvent.PLACED): StreamStage.RUNNING,
         (StreamStage.RUNNING, StreamEvent.PLACED): StreamStage.RUNNING,
         (StreamStage.RUNNING, StreamEvent.OVERTAKEN): StreamStage.LACKING,
-        (StreamStage.RUNNING, StreamEvent.BROKE): StreamStage.ORPHANED,
         (StreamStage.LACKING, StreamEvent.PLACED): StreamStage.LACKING,
         (StreamStage.LACKING, StreamEvent.CAUGHT_UP): StreamStage.RUNNING,
-        (StreamStage.LACKING, StreamEvent.BROKE): StreamStage.ORPHANED,
         (StreamStage.ORPHANED, StreamEvent.PLACED): StreamStage.RUNNING,
         (StreamStage.ORPHANED, StreamEvent.CONTINUES): StreamStage.RUNNING,
-        (StreamStage.ORPHANED, StreamEvent.BROKE): StreamStage.ORPHANED,
-        (StreamStage.RETRYING, StreamEvent.SENT): StreamStage.SENT,
-        (StreamStage.RETRYING, StreamEvent.KEPT): StreamStage.UNSENT,
         (StreamStage.SUSPECTED, StreamEvent.ALLOWED): StreamStage.RETRYING,
         **{(stage, StreamEvent.SENT): stage for stage in _ATTEMPTED},  # to the next leader
+        **{(stage, StreamEvent.BROKE): StreamStage.ORPHANED for stage in _ATTEMPTED[1:]},
         **{(stage, StreamEvent.FAILED): StreamStage.RETRYING for stage in _ATTEMPTED},
         **{(stage, StreamEvent.SUSPECTED): StreamStage.SUSPECTED for stage in _ATTEMPTED},
     }
@@ -82,13 +78,10 @@ class Streams:
         self.requests = OpenRequests()
         self.suspects = Suspects(self.requests, settings.max_deaths)
         self.actions: list[GatewayAction] = []
-        self.is_connected = False
-        """True while a scheduler leader listens."""
-        self.num_waiting = 0
-        """Open requests without a token so far."""
+        self.is_connected = False  # to a scheduler leader
+        self.num_waiting = 0  # open requests without a token so far
         self.num_resubmitted = 0
-        self.named: dict[str, None] = {}
-        """Workers that the scheduler has named, the newest last; others learn nothing."""
+        self.named: dict[str, None] = {}  # workers, the newest last; others learn nothing
         self._gateway_id, self._settings = gateway_id, settings
         self._draw_stream_id = draw_stream_id
         self._pacers, self._lives, self._sessions = pacers, lives, sessions
