@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -11,7 +12,9 @@ from bench.serve.client import Client, Endpoint
 from bench.serve.plan import Plan
 from bench.serve.replay import Replay, ReplayedRequest
 from headway.errors import Code, HeadwayError
-from services.local.cluster import LocalCluster
+
+if TYPE_CHECKING:
+    from services.local.cluster import LocalCluster
 
 _TIMEOUT = 300.0  # seconds, for one answer
 _MOST_OPEN = 1024

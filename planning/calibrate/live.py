@@ -20,9 +20,7 @@ from headway.errors import Code, HeadwayError
 from headway.workload.traces import TraceRow
 from planning.calibrate.figures import Load, Seen
 from planning.calibrate.loads import poisson
-from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
-from services.local.refusals import refuse_wrong_options
 from services.local.store import free_port
 from services.worker.engines import MOVES_NO_KV
 
@@ -158,6 +156,9 @@ async def run_live(
     options = deployment.options(folder, spans=spans)
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
+    from services.local.cluster import LocalCluster  # slow to import: the store, gRPC
+    from services.local.refusals import refuse_wrong_options
+
     refuse_wrong_options(options, logs)
     async with LocalCluster(options, logs) as cluster:
         scheduler = f"http://{options.host}:{options.metrics_port + 1}"
