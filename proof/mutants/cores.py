@@ -232,7 +232,7 @@ CORES = (
     Mutation(
         "what has just ended is not doubted",
         f"{_WORKER}reports.py",
-        "if at < now - DOUBTFUL:",
+        "if at < now - DOUBTFUL or self._state.find(finished.key) is not None:",
         "if True:",
         (_WORKER_TESTS,),
     ),

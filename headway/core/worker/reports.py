@@ -143,11 +143,12 @@ class Reports:
     def doubt(self, gateway_id: str, *, now: float) -> None:
         """Report again, as failed, what has just ended for a gateway whose stream has broken.
 
-        The last tokens may be lost, and no other message would tell the gateway of the end.
+        The last tokens may be lost, and no other message would tell the gateway of the end. What a
+        newer leader has sent here again is cancelled with its stream, and that is reported.
         """
         ended, self._ended = self._ended, deque(maxlen=_MOST_ENDED)
         for at, finished in ended:
-            if at < now - DOUBTFUL:
+            if at < now - DOUBTFUL or self._state.find(finished.key) is not None:
                 continue
             if finished.key.gateway_id == gateway_id:
                 failed = replace(finished, finish_reason=FinishReason.ERROR)

@@ -169,6 +169,20 @@ def test_a_doubt_that_met_no_leader_is_said_to_the_next_one() -> None:
     assert (finished.key, finished.finish_reason) == (mine.key, FinishReason.ERROR)
 
 
+def test_what_is_here_again_when_its_gateway_is_gone_is_cancelled_and_not_doubted() -> None:
+    """A leader that knows it as running here takes a failure for one that its gateway has heard."""
+    worker = make_worker()
+    mine = make_request(1, gateway_id="gone", max_tokens=2)
+    worker.post(dispatch(mine))
+    worker.run_all()
+    worker.post(dispatch(mine, dispatch_id=2))
+    num_reports = len(reports(worker))
+    worker.post(GatewayGone("gone"))
+    worker.run_all()
+    finished = [each for report in reports(worker)[num_reports:] for each in report.finished]
+    assert [(f.key, f.finish_reason) for f in finished] == [(mine.key, FinishReason.CANCELLED)]
+
+
 def test_what_ended_long_before_its_gateway_was_gone_is_not_doubted() -> None:
     worker = make_worker()
     worker.post(dispatch(make_request(1, gateway_id="gone", max_tokens=2)))
