@@ -337,6 +337,7 @@ class PickerCore:
             known.joined = True
             snapshot = Snapshot(known.endpoint.worker, (known.endpoint.load(),))
             self._tell(WorkerReported(address, snapshot), now)
+            self._believe(known, known.chains.names())
         elif known.health.level is not Level.UP and known.joined:
             reason = "it is down" if known.health.level is Level.DOWN else "it does not answer"
             self._leave(known, reason, now)
@@ -363,12 +364,16 @@ class PickerCore:
         removed = known.chains.remove(event.removed)
         if known.joined:
             self._scheduler.uncached(event.address, removed)
-            if names:
-                held, numbers = zip(*names, strict=True)
-                self._scheduler.cached(event.address, CachedPrefixes(0, held, numbers))
+            self._believe(known, names)
         num_tokens = sum(len(stored.hashes) * stored.block_size for stored in event.stored)
         if num_tokens:
             known.endpoint.stored(num_tokens, now=now)
+
+    def _believe(self, known: _Known, names: Sequence[tuple[BlockHash, int]]) -> None:
+        """Let the scheduler know of beginnings that an endpoint has by its events."""
+        if names:
+            held, numbers = zip(*names, strict=True)
+            self._scheduler.cached(known.endpoint.info.address, CachedPrefixes(0, held, numbers))
 
     # --- the scheduler ----------------------------------------------------------------
 

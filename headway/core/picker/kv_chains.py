@@ -22,6 +22,12 @@ class _Block:
     own: tuple[BlockHash, ...]
     """Names of the waypoints that lie in it."""
 
+    @property
+    def waypoints(self) -> list[tuple[BlockHash, int]]:
+        """The names of the waypoints that lie in it, with their numbers."""
+        first = self.number - len(self.own) + 1
+        return list(zip(self.own, range(first, self.number + 1), strict=True))
+
 
 class KvChains:
     """The blocks of one endpoint. Blocks whose parent is unknown have no names."""
@@ -43,9 +49,12 @@ class KvChains:
             token_ids = tuple(stored.token_ids[n * size : (n + 1) * size])
             block = _behind(block, token_ids)
             self._blocks[name] = block
-            first = block.number - len(block.own) + 1
-            found += zip(block.own, range(first, block.number + 1), strict=True)
+            found += block.waypoints
         return found
+
+    def names(self) -> list[tuple[BlockHash, int]]:
+        """Return the names of all waypoints that it has, with their numbers."""
+        return [each for block in self._blocks.values() for each in block.waypoints]
 
     def remove(self, hashes: Iterable[BlockHash]) -> list[BlockHash]:
         """Return the names of the waypoints that went with these blocks."""

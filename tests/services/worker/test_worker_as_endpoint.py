@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,15 +20,18 @@ from headway.core.picker.events import EndpointInfo, EndpointMetrics, KvChanged,
 from headway.core.picker.kv_chains import KvChains
 from headway.errors import HeadwayError
 from headway.messages import Dispatch, UnitBatch
+from headway.service_class import shipped_classes
 from services.picker.endpoints_file import Listed
+from services.picker.ext_proc import DESTINATION
+from services.picker.prompts import Prompts
 from services.picker.watcher import Watcher
 from services.runtime.config import read_config
 from services.runtime.probes import Probes
 from services.runtime.telemetry import serve_metrics
 from services.worker.config import WorkerConfig
 from tests.fakes.openai_endpoint import openai_endpoint
-from tests.fakes.picker_rig import until
-from tests.fakes.worker_service import Leader, Sink, make_request, served
+from tests.fakes.picker_rig import Endpoints, Exchange, named, picker, until
+from tests.fakes.worker_service import MODEL, Leader, Sink, make_request, served
 
 zmq = pytest.importorskip("zmq")
 
@@ -91,6 +96,13 @@ class _Running:
             watcher = Watcher(listed, client, 0.1, 10.0, now, posted.append)
             yield posted
             await watcher.close()
+
+
+@pytest.fixture
+async def endpoints() -> AsyncIterator[Endpoints]:
+    found = Endpoints()
+    yield found
+    await found.close()
 
 
 @pytest.fixture
@@ -211,3 +223,36 @@ async def test_an_engine_with_a_cache_of_its_own_publishes_by_itself(
             kv_events="ipc:///tmp/headway-unused",
         ):
             pass
+
+
+async def test_a_picker_sends_a_prompt_to_the_worker_that_has_it_by_its_events(
+    running: _Running, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    other = await endpoints.add()
+    file = tmp_path / "endpoints.toml"
+    kv_events, kv_replay = running.ports
+    file.write_text(
+        f'[[endpoints]]\naddress = "{other}"\n[[endpoints]]\naddress = "{running.metrics}"\n'
+        f"kv_events = {kv_events}\nkv_replay = {kv_replay}\n"
+    )
+    body = {"prompt": "This text is in no request so far. " * 30}
+    prompts = Prompts(shipped_classes(), str(MODEL))
+    asked = prompts.request_of(body, {}, 1, "", 0.0)
+    await running.serve(tuple(asked.prompt_token_ids))
+    async with (
+        picker(endpoints="", endpoints_file=file, model=str(MODEL)) as service,
+        Exchange(service.address) as first,
+        Exchange(service.address) as second,
+    ):
+
+        def ends() -> set[str]:
+            return {e.ends.value for e in service.endpoints() if e.address == running.metrics}
+
+        for number in range(100):  # what was missed before the subscription is replayed
+            await running.serve(tuple(range(600 + number, 640 + number)))
+            if ends() == {"inferred"}:
+                break
+        await until(lambda: not any(each.num_requests for each in service.endpoints()))
+        hint = {"envoy.lb.subset_hint": {f"{DESTINATION}-subset": [running.metrics]}}
+        named(await first.ask(b'{"prompt": "x"}', metadata=hint))  # the other has less to do
+        assert named(await second.ask(json.dumps(body).encode()))[0] == running.metrics
