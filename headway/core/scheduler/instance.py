@@ -244,10 +244,11 @@ class Instance:
         if inbound is not None:
             inbound.landed = True
 
-    def is_unreported(self, key: StreamKey) -> bool:
-        """Return whether a report may not include this request yet."""
+    @property
+    def unreported(self) -> set[StreamKey]:
+        """The requests that a report may not include yet."""
         flights = self._flights.values()
-        return key in self._inbound or any(key in f.keys for f in flights if not f.accepted)
+        return {*self._inbound, *(key for f in flights if not f.accepted for key in f.keys)}
 
     def inbound_tokens(self, unit: int) -> int:
         """Return the tokens whose KV is moving to a unit."""

@@ -146,8 +146,9 @@ class WorkerReports:
 
     def _sweep(self, instance: Instance) -> None:
         """End the requests believed to be on a worker that reports no load at all."""
+        unreported = instance.unreported
         for key in instance.keys:
-            if not instance.is_unreported(key):
+            if key not in unreported:
                 self.end(self._state.tracked[key], but=instance.info.worker_id)
                 self._state.lose([key], f"worker {instance.info.worker_id} no longer holds it")
 
