@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from random import Random
 
 import pytest
 
+from proof.vopr.loop import ProcessLife, VirtualLoop
+from proof.vopr.store import MemoryClient, MemoryRedis
+from proof.vopr.world import EPOCH
 from services.local.store import LocalStore
-from services.runtime.membership import MembershipLease, MembershipWatch
+from services.runtime.membership import ABSENCE_GRACE, MembershipLease, MembershipWatch
 from services.runtime.store import Member, Store
 
 PATIENCE = 60.0
@@ -106,3 +110,31 @@ async def test_a_listener_that_fails_does_not_end_the_watch(store_url: str, clus
         assert await seen.get() == "good"
     await watch.stop()
     await store.close()
+
+
+def test_an_outage_of_the_store_does_not_count_as_absence() -> None:
+    """A member was missing before the outage: it may have joined again, unseen."""
+    loop = VirtualLoop()
+    server = MemoryRedis(loop, Random(0), EPOCH, lambda state: None)
+    store, left = Store(MemoryClient(server).as_redis(), "c"), list[str]()
+    watch = MembershipWatch(
+        store, "worker", lambda member: None, lambda member: left.append(member.member_id)
+    )
+
+    async def work() -> None:
+        await store.join(Member("worker", "w", "w:1"), ttl=60.0)
+        watch.start()
+        await asyncio.sleep(1.0)
+        server.wipe()
+        await asyncio.sleep(0.75 * ABSENCE_GRACE)
+        server.is_away += 1
+        await asyncio.sleep(2 * ABSENCE_GRACE)
+        server.is_away -= 1
+        await asyncio.sleep(0.5 * ABSENCE_GRACE)
+        assert left == []
+        await asyncio.sleep(ABSENCE_GRACE)
+        assert left == ["w"]
+        await watch.stop()
+
+    loop.run_until_complete(loop.start(ProcessLife(loop, "all"), work()))
+    loop.close()

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer
@@ -201,6 +202,17 @@ def test_a_pass_with_more_grammars_than_states_are_kept_reads_no_output_anew(
 
 def order(tenant: str, stream_id: int, text: str) -> Wanted:
     return Wanted(StreamKey(tenant, stream_id), stream_id, tenant, Constraints(text), (), ())
+
+
+@pytest.mark.parametrize(("text", "may_stop"), [("", False), ("a", False), ("ab", True)])
+def test_a_requests_own_stop_token_may_end_a_complete_answer_alone(
+    text: str, may_stop: bool
+) -> None:
+    maker, (stop,) = MaskMaker(Setup(MINI / "tokenizer.json", 261, (EOS,))), ids("z")
+    wanted = order("t", 1, of_regex("ab+", "r").text)
+    maker.take([wanted._replace(token_ids=tuple(ids(text)), stops=(stop,))])
+    admitted = np.unpackbits(np.frombuffer(maker.make().bits, np.uint8))
+    assert bool(admitted[stop]) is may_stop
 
 
 def test_tenants_have_equal_shares_of_the_time_for_masks() -> None:
