@@ -95,7 +95,7 @@ $(UV):
 # What images install, each file by its hash (constraints.txt gives the versions).
 lock: $(UV)
 	echo 'hatchling==1.33.0' | $(UV) pip compile --quiet --generate-hashes --python-version 3.11 \
-		--constraints constraints.txt --extra kubernetes --extra otel --no-emit-package torch \
+		--constraints constraints.txt --extra kubernetes --extra otel --extra picker --no-emit-package torch \
 		--no-header --no-annotate \
 		$(if $(WHEELS),--find-links $(WHEELS)) -o requirements.lock - pyproject.toml
 
