@@ -117,7 +117,7 @@ class GatewayCore:
             case SchedulerConnected():
                 self.streams.connect(now)
             case SchedulerDisconnected():
-                self.streams.is_connected = False
+                self.streams.disconnect(now)
             case Placed():
                 self._on_placed(event, now)
             case Rejected():
@@ -146,7 +146,7 @@ class GatewayCore:
         match state.stage:
             case StreamStage.RETRYING:
                 self.streams.send(state, now)
-            case StreamStage.UNSENT if not state.output:
+            case StreamStage.UNSENT | StreamStage.SENT if not state.output:
                 message = "no scheduler could be reached; try again soon"
                 error = HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)
                 self.streams.fail(state, error, now)

@@ -29,6 +29,7 @@ class StreamEvent(Enum):
 
     SENT = "it goes to the scheduler, or to a new leader"
     KEPT = "it should go to the scheduler, and none is connected"
+    LEFT = "its scheduler is gone, and has not said where it runs"
     PLACED = "the scheduler names another worker for it"
     OVERTAKEN = "a token comes before its predecessor"
     CAUGHT_UP = "the missing tokens have come"
@@ -47,6 +48,7 @@ TRANSITIONS: Mapping[tuple[StreamStage, StreamEvent], StreamStage] = MappingProx
     {
         **{(stage, StreamEvent.SENT): StreamStage.SENT for stage in (*_DUE, StreamStage.UNSENT)},
         **{(stage, StreamEvent.KEPT): StreamStage.UNSENT for stage in _DUE},
+        (StreamStage.SENT, StreamEvent.LEFT): StreamStage.SENT,
         (StreamStage.SENT, StreamEvent.PLACED): StreamStage.RUNNING,
         (StreamStage.RUNNING, StreamEvent.PLACED): StreamStage.RUNNING,
         (StreamStage.RUNNING, StreamEvent.OVERTAKEN): StreamStage.LACKING,
@@ -92,7 +94,8 @@ class Streams:
         assert after is not None, f"{event.name} cannot happen to one that is {state.stage.name}"
         if due_at is not None:
             state.due_at = due_at
-            self.requests.wake_at(due_at, state)
+            if due_at < inf:
+                self.requests.wake_at(due_at, state)
         elif after is not state.stage:
             state.due_at = inf
         state.stage = after
@@ -116,7 +119,7 @@ class Streams:
         if not self.is_connected:
             self._advance(state, StreamEvent.KEPT, now + self._settings.scheduler_patience)
             return
-        self._advance(state, StreamEvent.SENT)
+        self._advance(state, StreamEvent.SENT, inf if state.stage is StreamStage.SENT else None)
         state.request = state.current()
         if state.life is not None:
             state.life.note(MomentKind.SENT, now)
@@ -128,6 +131,13 @@ class Streams:
         for state in self.requests:
             if state.stage is not StreamStage.RETRYING and state.stage is not StreamStage.SUSPECTED:
                 self.send(state, now)
+
+    def disconnect(self, now: float) -> None:
+        """Wait for another leader; those that nobody has placed wait no longer than new ones."""
+        self.is_connected = False
+        for state in self.requests:
+            if state.stage is StreamStage.SENT:
+                self._advance(state, StreamEvent.LEFT, now + self._settings.scheduler_patience)
 
     # --- on workers -------------------------------------------------------------------
 

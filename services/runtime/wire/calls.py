@@ -5,6 +5,7 @@ A call waits ``within`` seconds for its answer (DEADLINE_EXCEEDED).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,6 +14,7 @@ import grpc
 from headway.cluster import Role
 from headway.core.autoscaler.events import PublishTargets, RateReport
 from headway.core.autoscaler.starts import InstanceStart
+from headway.errors import Code, HeadwayError
 from headway.messages import ChangeRole
 from headway.picture import ClusterPicture
 from headway.policies.scaling.protocol import Fleet
@@ -210,7 +212,13 @@ async def change_role(
 
 
 async def _answer(call: Awaitable[T]) -> T:
+    """Wait for an answer; HeadwayError where none comes, as for a channel that somebody closes."""
     try:
         return await call
     except grpc.aio.AioRpcError as error:
         raise error_of(error) from error
+    except asyncio.CancelledError as error:  # also what a closed channel's calls end with
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise HeadwayError(Code.UNAVAILABLE, "the channel was closed under a call") from error
