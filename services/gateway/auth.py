@@ -141,6 +141,7 @@ class KeyRing:
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             message = "no API key was given; send it as `Authorization: Bearer <key>`"
+            message += " (to /v1/messages also as x-api-key)"
             raise HeadwayError(Code.UNAUTHENTICATED, message)
         shown = hashlib.sha256(key.strip().encode("utf-8", "replace")).digest()
         matches = [n for n, k in self._keys.items() if hmac.compare_digest(shown, k.digest)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -418,9 +419,19 @@ def _answer_error(
 ) -> None:
     """Answer in the shape of the API that was called."""
     if exchange.path.startswith(MESSAGES):
+        exchange.add_header("request-id", _id_of_refused(exchange))
         respond_messages_error(exchange, error, status)
     else:
         respond_error(exchange, error, status, code)
+
+
+def _id_of_refused(exchange: Exchange) -> str:
+    """Return a refused request's id: its client's own, or one that nobody else has."""
+    try:
+        given = check_client_id(exchange.header(_REQUEST_ID))
+    except HeadwayError:
+        given = ""
+    return given or f"req_{secrets.token_hex(12)}"
 
 
 def _key_of(exchange: Exchange) -> str:

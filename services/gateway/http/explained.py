@@ -41,11 +41,13 @@ class Explains(Protocol):
 def ids_behind(asked: str) -> list[str]:
     """Return what a request may be called whose client asks by this: its id, or its answer's.
 
-    An answer's id is the request's behind a word for its kind, and ``resp_`` stands for a chat's.
+    An answer's id is the request's behind a word for its kind; ``resp_`` and ``msg_`` stand for a
+    chat's.
     """
-    rest = asked.removeprefix("resp_")
-    if rest != asked:
-        return [f"chatcmpl-{rest}", rest, asked]
+    for kind in ("resp_", "msg_"):
+        rest = asked.removeprefix(kind)
+        if rest != asked:
+            return [f"chatcmpl-{rest}", rest, asked]
     kind, _, rest = asked.partition("-")
     return [asked, rest] if kind in ("chatcmpl", "cmpl") and rest else [asked]
 

@@ -71,7 +71,10 @@ NEUTRAL: Neutral = {
     "separate_reasoning": (True,),
     "stream_reasoning": (True,),
     **dict.fromkeys(("use_beam_search", "early_stopping", "no_stop_trim"), (False,)),
-    "return_hidden_states": (False,),
+    **dict.fromkeys(("return_hidden_states", "return_token_offsets"), (False,)),
+    "routed_experts_prompt_start": (0,),
+    "mm_payload": ("tensors",),
+    "truncation_side": ("left",),
     **dict.fromkeys(("audio", "prediction", "web_search_options"), ()),
     "kv_transfer_params": ({},),
     **dict.fromkeys(("stop_regex", "lora_path", "session_params", "custom_logit_processor"), ()),
@@ -173,7 +176,7 @@ CHAT, COMPLETION = _with_sampling(ChatBody), _with_sampling(CompletionBody)
 def parse_chat(body: Mapping[str, Any]) -> tuple[ApiCall, ReplyStyle]:
     """Read a body of ``POST /v1/chat/completions``."""
     fields = read(CHAT, body)
-    if fields.top_logprobs is not None and not fields.logprobs:
+    if fields.top_logprobs and not fields.logprobs:
         raise invalid("top_logprobs", fields.top_logprobs, "left out unless logprobs is true")
     num_logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
     sampling = _sampling(fields, "top_logprobs", num_logprobs)

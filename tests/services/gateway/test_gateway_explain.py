@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import pytest
 from structlog.testing import capture_logs
 
@@ -161,7 +162,11 @@ async def test_an_answer_is_asked_about_by_its_own_id(running: Cluster) -> None:
     items = await client.responses.create(model="tiny", input="hi")
     named = await client.responses.create(model="tiny", input="hi", extra_headers=own)
     assert (chat.id, named.id) == ("chatcmpl-my-own-1", "resp_my-own-1")
-    for shown in (chat.id, items.id, named.id):
+    async with anthropic.AsyncAnthropic(api_key="none", base_url=running.url) as other:
+        hello: Any = [{"role": "user", "content": "hi"}]
+        message = await other.messages.create(model="tiny", max_tokens=9, messages=hello)
+    assert message.id.startswith("msg_")
+    for shown in (chat.id, items.id, named.id, message.id):
         life = await life_of(running, shown)
         assert life is not None, shown
 

@@ -154,6 +154,7 @@ async def test_errors_have_anthropics_shape(client: anthropic.AsyncAnthropic) ->
         assert (body["type"], body["error"]["type"]) == ("error", kind)
         assert words in body["error"]["message"]
         assert caught.value.status_code == (404 if missing else 400)
+        assert caught.value.request_id
 
 
 async def test_a_deadline_ends_a_stream_with_what_there_is(tmp_path: Path, store_url: str) -> None:
