@@ -110,6 +110,11 @@ class Fields(BaseModel):
 F = TypeVar("F", bound=Fields)
 
 
+_PYDANTICS = re.compile(r" or instance of \w+| after validation, not \d+")
+"""What pydantic says about our own code in its errors."""
+_JSON_KINDS = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+
+
 def read(model: type[F], fields: Mapping[str, Any]) -> F:
     """Check an object's fields. INVALID_ARGUMENT names the first one that is wrong."""
     try:
@@ -135,11 +140,13 @@ def _refusal(error: ValidationError, neutral: Neutral) -> HeadwayError:
             context = found["ctx"]
             tag, known = context["tag"][1:], context["expected_tags"].replace("~", "")
             message = f"{param}.type is {tag!r}; it must be one of {known}"
+            if tag in ("", "None"):
+                message = f"{param} must be an object with a type, one of {known}"
         case _:
             shown = repr(found["input"])
             shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
             limits = (one["msg"].partition(" should ")[2] for at, one in errors if at == path)
-            limit = " or ".join(limits).replace("dictionary", "object")
+            limit = _PYDANTICS.sub("", " or ".join(limits).replace("dictionary", "object"))
             message = f"{param} is {shown}; it must {limit or 'fit into 64 bits'}"
     return HeadwayError(Code.INVALID_ARGUMENT, message, param=param)
 
@@ -160,7 +167,8 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise _bad_body(_trouble(body, str(error))) from error
     if not isinstance(found, dict):
-        raise _bad_body(f"is a JSON {type(found).__name__}; it must be an object")
+        kind = _JSON_KINDS.get(type(found), "number")
+        raise _bad_body(f"is a JSON {kind}; it must be an object")
     return found
 
 
