@@ -463,7 +463,7 @@ def test_a_completion_asks_for_logprobs_by_number() -> None:
     [
         (b"\xff{}", "UTF-8"),
         (b"{", "JSON"),
-        (b"[]", "list"),
+        (b"[]", "array"),
         (b'{"a": NaN}', "NaN"),
         (b'{"a": -Infinity}', "Infinity"),
         (b'{"a":' * 100_000, "deeply"),
