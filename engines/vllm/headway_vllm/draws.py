@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,9 @@ from headway.request import SamplingParams
 from services.worker.engine.grammar import Masks
 from services.worker.engine.sampler import Drawing, Drawn, begin_draw
 from services.worker.engine.transfer import sent
+
+Draw = Callable[[torch.Tensor], torch.Tensor]
+"""From logits (rows, vocabulary) to tokens (rows,)."""
 
 
 def refusal(sampling: SamplingParams) -> str:

@@ -9,8 +9,9 @@ import torch
 
 from headway.errors import Code, HeadwayError
 from headway_vllm.drafts import Check, check_with
+from headway_vllm.draws import Draw
 from headway_vllm.ranks import Ranks
-from headway_vllm.runners import Draw, runner_of
+from headway_vllm.runners import runner_of
 
 
 class EngineParts:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from headway.errors import Code, HeadwayError
-from headway_vllm.runners import Draw
+from headway_vllm.draws import Draw
 from services.runtime.watchdog import end_process
 
 FOLLOWER = (sys.executable, "-m", "headway_vllm.follower")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from headway_vllm.runners import Draw
+from headway_vllm.draws import Draw
 
 
 class RunnerV1:

@@ -6,15 +6,15 @@ A runner keeps requests' tokens and block tables from pass to pass. V1 is the on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 
 from headway.errors import Code, HeadwayError
-
-Draw = Callable[[torch.Tensor], torch.Tensor]
-"""From logits (rows, vocabulary) to tokens (rows,)."""
+from headway_vllm.draws import Draw
+from headway_vllm.runner_v1 import RunnerV1
+from headway_vllm.runner_v2 import RunnerV2
 
 
 class Runner(Protocol):
@@ -49,9 +49,6 @@ def runner_of(executor: Any) -> tuple[Any, Runner]:
 
     Raises HeadwayError (FAILED_PRECONDITION) for one that is in another process, or unknown.
     """
-    from headway_vllm.runner_v1 import RunnerV1
-    from headway_vllm.runner_v2 import RunnerV2
-
     worker = getattr(getattr(executor, "driver_worker", None), "worker", None)
     found = getattr(worker, "model_runner", None)
     if hasattr(found, "sampler"):
