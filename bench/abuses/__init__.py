@@ -1,1 +1,1 @@
-"""What one key can do to another: a catalogue of abuses, and a runner that measures each."""
+"""Abuses of one key beside another's requests: a catalogue, and a runner that measures each."""

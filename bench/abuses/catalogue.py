@@ -14,7 +14,7 @@ MEGABYTE = 2**20
 
 
 class Manner(Enum):
-    """What the abuser does with its connection."""
+    """The abuser's way with its connection."""
 
     READS = "reads the answer"
     LEAVES = "leaves after the first piece"

@@ -18,30 +18,29 @@ from statistics import median
 import httpx
 
 from bench.abuses.catalogue import COMPLETIONS, Abuse, Manner
+from bench.cluster.keyed import keyed_cluster
 from services.gateway.auth import key_line, new_key
 from services.local.cluster import LocalCluster
-from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
+from services.local.options import WorkerCounts
 from services.local.refusals import refuse_wrong_options
-from services.local.store import free_port
 
 _ABUSER, _OTHER, _OPERATOR = "abuser", "other", "operator"
 _PATIENCE = 90.0
 """Seconds for one of the other key's answers, as for a user."""
-_PORTS = 8
 _ONE = WorkerCounts(prefill=0, decode=0, unified=1)
 
 Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Felt:
-    """What came of one abuse; seconds are of the other key's requests."""
+class AbuseTrial:
+    """The outcome of one abuse; seconds are of the other key's requests."""
 
     name: str
     alone: float
     seconds: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
-    """Of the abuser's answers."""
+    """Statuses of the abuser's answers."""
     faults: list[str] = field(default_factory=list)
     """Answers of the other key that are no 200 or hold other tokens, and 5xx for anybody."""
 
@@ -65,13 +64,16 @@ class Abused:
     head_start: float = 0.3
     """Seconds of abuse before the first."""
 
-    async def rows(self, abuses: Sequence[Abuse], folder: Path, say: Say) -> list[Felt]:
-        """Start the cluster, commit each abuse, and return what the other key felt.
+    async def rows(self, abuses: Sequence[Abuse], folder: Path, say: Say) -> list[AbuseTrial]:
+        """Start the cluster, commit each abuse, and return the outcomes for the other key.
 
         HeadwayError where the cluster does not start.
         """
         keys = {name: new_key() for name in (_ABUSER, _OTHER, _OPERATOR)}
-        options = self._options(folder, keys)
+        lines = [key_line(name, key, operator=name == _OPERATOR) for name, key in keys.items()]
+        options = keyed_cluster(
+            lines, folder, model=self.model, preset=self.preset, workers=self.workers
+        )
         refuse_wrong_options(options, folder)
         async with LocalCluster(options, folder) as cluster:
             trials = Trials(cluster.url, options.served_name, keys, self)
@@ -79,24 +81,8 @@ class Abused:
             rows = []
             for abuse in abuses:
                 say(abuse.name)
-                rows.append(await trials.felt(abuse))
+                rows.append(await trials.measure(abuse))
         return rows
-
-    def _options(self, folder: Path, keys: dict[str, str]) -> ClusterOptions:
-        file = folder / "keys"
-        lines = [key_line(name, key, operator=name == _OPERATOR) for name, key in keys.items()]
-        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        file.chmod(0o600)
-        return ClusterOptions(
-            model=self.model,
-            policies=PolicyOptions(self.preset),
-            workers=self.workers,
-            port=free_port(_PORTS),
-            log_level="warning",
-            drain_timeout=5.0,
-            api_key_file=str(file),
-            service_flags={"worker": ("--num-threads", "1")},
-        )
 
 
 class Trials:
@@ -112,39 +98,39 @@ class Trials:
 
     async def warm_up(self) -> None:
         """Ask alone, for the time and the tokens that the answers are compared with."""
-        felt = Felt("alone", 1.0)
+        trial = AbuseTrial("alone", 1.0)
         async with self._client(_OTHER) as client:
-            await self._ask(client, felt)
-            felt.seconds.clear()
+            await self._ask(client, trial)
+            trial.seconds.clear()
             for _ in range(2 * self._sizes.num_asked):
-                await self._ask(client, felt)
-        self._alone = felt.seconds
+                await self._ask(client, trial)
+        self._alone = trial.seconds
 
-    async def felt(self, abuse: Abuse) -> Felt:
+    async def measure(self, abuse: Abuse) -> AbuseTrial:
         """Return what the other key feels of an abuse."""
-        felt = Felt(abuse.name, median(self._alone))
+        trial = AbuseTrial(abuse.name, median(self._alone))
         async with self._client(_OTHER) as client:
-            tasks = [asyncio.create_task(self._abuse(abuse, felt)) for _ in range(abuse.at_once)]
+            tasks = [asyncio.create_task(self._abuse(abuse, trial)) for _ in range(abuse.at_once)]
             try:
                 await asyncio.sleep(self._sizes.head_start)
                 until = time.monotonic() + self._sizes.longest
-                while len(felt.seconds) < self._sizes.num_asked and (
-                    not felt.seconds or time.monotonic() < until
+                while len(trial.seconds) < self._sizes.num_asked and (
+                    not trial.seconds or time.monotonic() < until
                 ):
-                    await self._ask(client, felt)
+                    await self._ask(client, trial)
             finally:
                 for task in tasks:
                     task.cancel()
                 ended = await asyncio.gather(*tasks, return_exceptions=True)
-        felt.faults += [repr(each) for each in ended if isinstance(each, Exception)]
-        felt.faults += [
+        trial.faults += [repr(each) for each in ended if isinstance(each, Exception)]
+        trial.faults += [
             f"the abuser was answered {status} {count} times"
-            for status, count in felt.statuses.items()
+            for status, count in trial.statuses.items()
             if status >= 500
         ]
-        return felt
+        return trial
 
-    async def _ask(self, client: httpx.AsyncClient, felt: Felt) -> None:
+    async def _ask(self, client: httpx.AsyncClient, trial: AbuseTrial) -> None:
         body = {
             "model": self._model,
             "prompt": "Once upon a time",
@@ -156,25 +142,25 @@ class Trials:
         try:
             answer = await client.post(COMPLETIONS, json=body)
         except httpx.TransportError as error:
-            felt.faults.append(f"the other key was not answered: {error!r}")
+            trial.faults.append(f"the other key was not answered: {error!r}")
             return
         finally:
-            felt.seconds.append(time.monotonic() - began_at)
+            trial.seconds.append(time.monotonic() - began_at)
         if answer.status_code != 200:
-            felt.faults.append(f"the other key was answered {answer.status_code}: {answer.text}")
+            trial.faults.append(f"the other key was answered {answer.status_code}: {answer.text}")
             return
         text = answer.json()["choices"][0]["text"]
         self._text = self._text or text
         if text != self._text:
-            felt.faults.append(f"the other key got {text!r} in place of {self._text!r}")
+            trial.faults.append(f"the other key got {text!r} in place of {self._text!r}")
 
     # --- the abuser -----------------------------------------------------------------------
 
-    async def _abuse(self, abuse: Abuse, felt: Felt) -> None:
+    async def _abuse(self, abuse: Abuse, trial: AbuseTrial) -> None:
         if abuse.manner in (Manner.READS, Manner.LEAVES):
             async with self._client(_OPERATOR if abuse.is_operator else _ABUSER) as client:
                 while True:
-                    felt.statuses[await self._send(client, abuse)] += 1
+                    trial.statuses[await self._send(client, abuse)] += 1
         while True:
             with suppress(OSError):
                 await self._hold(abuse)

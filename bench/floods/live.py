@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench.cluster.keyed import keyed_cluster
 from bench.floods.offered import (
     FLOODER,
     OTHERS,
@@ -29,9 +30,8 @@ from bench.serve.replay import Replay, ReplayedRequest
 from headway.errors import Code, HeadwayError
 from services.gateway.auth import key_line, new_key
 from services.local.cluster import LocalCluster
-from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
+from services.local.options import WorkerCounts
 from services.local.refusals import refuse_wrong_options
-from services.local.store import free_port
 
 PROMPTS = (300, 1000)
 """Tokens of a flood's prompts: as the others', and several times as long."""
@@ -39,8 +39,6 @@ _ONE_EACH = WorkerCounts(prefill=1, decode=1)
 _PATIENCE = 300.0  # seconds, for one answer
 _MOST_OPEN = 4096
 _NUM_WARM, _NUM_CROWD = 10, 60
-_PORTS = 8
-_KEYS = "keys"
 
 Say = Callable[[str], None]
 
@@ -62,7 +60,14 @@ class LiveFlood:
         HeadwayError where the cluster does not start or answers nothing.
         """
         keys = {side: new_key() for side in (*OTHERS, FLOODER)}
-        options = self._options(folder, keys)
+        lines = [key_line(side, key, options={"tenant": side}) for side, key in keys.items()]
+        options = keyed_cluster(
+            lines if self.flood.by == TENANT else (),
+            folder,
+            model=self.model,
+            preset=self.preset,
+            workers=self.workers,
+        )
         refuse_wrong_options(options, folder)
         async with LocalCluster(options, folder) as cluster:
             asker = Asker(cluster.url, options.served_name, self.flood, keys)
@@ -78,22 +83,6 @@ class LiveFlood:
                     found.append(await asker.first_tokens(flood, capacity, prompt))
                 rows.append(flood_row(prompt, found))
         return with_ratios(rows)
-
-    def _options(self, folder: Path, keys: dict[str, str]) -> ClusterOptions:
-        lines = [key_line(side, key, options={"tenant": side}) for side, key in keys.items()]
-        key_file = folder / _KEYS
-        key_file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        key_file.chmod(0o600)
-        return ClusterOptions(
-            model=self.model,
-            policies=PolicyOptions(self.preset),
-            workers=self.workers,
-            port=free_port(_PORTS),
-            log_level="warning",
-            drain_timeout=10.0,
-            api_key_file=str(key_file) if self.flood.by == TENANT else "",
-            service_flags={"worker": ("--num-threads", "1")},
-        )
 
 
 class Asker:

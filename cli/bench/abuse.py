@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.abuses.catalogue import CATALOGUE
-from bench.abuses.run import Abused, Felt
+from bench.abuses.run import Abused, AbuseTrial
 from cli.options import add_json, add_model, require_ranges
 from headway.errors import invalid
 from results.output import make_table, refuse_unwritable, write_json
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if faults else 0
 
 
-def _cells(row: Felt) -> tuple[str, ...]:
+def _cells(row: AbuseTrial) -> tuple[str, ...]:
     usual, worst = row.times_alone
     statuses = ", ".join(f"{count} × {status}" for status, count in sorted(row.statuses.items()))
     return (
@@ -67,7 +67,7 @@ def _cells(row: Felt) -> tuple[str, ...]:
     )
 
 
-def _row(row: Felt) -> dict[str, object]:
+def _row(row: AbuseTrial) -> dict[str, object]:
     usual, worst = row.times_alone
     return {
         "abuse": row.name,

@@ -15,7 +15,7 @@ from proof.mutants.mutation import Mutation, mutated
 from proof.mutants.mutations import find
 
 CAUGHT, SURVIVED = 3, 4
-"""How the process ends; Python's own errors end it otherwise."""
+"""The process's way to end; Python's own errors end it otherwise."""
 _LONGEST_TEST = 90
 """Seconds after which a test has failed: it may wait for what the mutation has taken away."""
 

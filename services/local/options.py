@@ -29,7 +29,7 @@ from services.runtime.rooms import model_folder
 _OF_EVERY = ("services.runtime.service",)
 _OF_A_WORKER = ("services.worker.servicer", "services.worker.engine.backend")
 _OF_A_PREDICTOR = ("services.predictor.learner", "services.predictor.scorer")
-"""What these import once their flags are read, and when they load a model: most of their start."""
+"""Imports once their flags are read, and when they load a model: most of their start."""
 
 
 @dataclass(frozen=True, slots=True)

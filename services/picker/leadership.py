@@ -20,7 +20,7 @@ from services.runtime.kubernetes import connect
 from services.runtime.logs import get_logger
 
 SECONDS = 6.0
-"""For which a lease holds behind its last change."""
+"""Seconds for which a lease holds behind its last change."""
 _TRIES = 3  # in that time
 _PATIENCE = 2.0
 _MERGE = "application/merge-patch+json"

@@ -50,11 +50,11 @@ async def faults(abuse: Abuse, *others: tuple[int, str], abuser: int = 200) -> l
     async with answering(*others, abuser=abuser) as url:
         trials = Trials(url, "m", KEYS, SIZES)
         await trials.warm_up()
-        felt = await trials.felt(abuse)
-    assert len(felt.seconds) == SIZES.num_asked
-    assert felt.times_alone[0] > 0
-    return [fault for fault in felt.faults if "times" not in fault] + [
-        fault.rpartition(" ")[0].rpartition(" ")[0] for fault in felt.faults if "times" in fault
+        trial = await trials.measure(abuse)
+    assert len(trial.seconds) == SIZES.num_asked
+    assert trial.times_alone[0] > 0
+    return [fault for fault in trial.faults if "times" not in fault] + [
+        fault.rpartition(" ")[0].rpartition(" ")[0] for fault in trial.faults if "times" in fault
     ]
 
 

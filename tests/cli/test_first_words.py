@@ -14,9 +14,9 @@ HEAVY = frozenset(("grpc", "redis", "structlog", "torch", "transformers", "uvloo
     "opentelemetry",
 }
 NUMBERS = HEAVY | {"numpy"}
-"""Of those that read no trace and no profile."""
+"""Imports of those that read no trace and no profile."""
 MODELS = NUMBERS | {"pydantic"}
-"""Of those that need no service's options."""
+"""Imports of those that need no service's options."""
 
 _SHOW = """
 import json, sys

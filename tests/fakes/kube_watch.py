@@ -11,11 +11,13 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 
-from tests.fakes.api_server import TOKEN
+from tests.fakes.api_server import TOKEN, write_kubeconfig
 from tests.fakes.picker_manifests import one
 
 PODS = "/api/v1/namespaces/serving/pods"
@@ -201,6 +203,18 @@ async def kube_api() -> AsyncIterator[KubeApi]:
     finally:
         await api.end_watches()
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def serving_api(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeApi]:
+    """Serve one that this process's kubeconfig names."""
+    async with kube_api() as api:
+        config = folder / "config"
+        write_kubeconfig(config, api.url, "serving")
+        place = "kubernetes_asyncio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
+        monkeypatch.setattr(place, str(config))
+        monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+        yield api
 
 
 def pool(port: int = 8000, labels: Mapping[str, str] | None = None) -> dict[str, Any]:

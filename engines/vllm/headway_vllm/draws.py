@@ -14,7 +14,7 @@ from services.worker.engine.sampler import Drawing, Drawn, begin_draw
 from services.worker.engine.transfer import sent
 
 Draw = Callable[[torch.Tensor], torch.Tensor]
-"""From logits (rows, vocabulary) to tokens (rows,)."""
+"""A choice of tokens (rows,) from logits (rows, vocabulary)."""
 
 
 def refusal(sampling: SamplingParams) -> str:

@@ -23,7 +23,7 @@ _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Intake:
-    """What one batch of tokens brings, or the word that names the workers of earlier ones."""
+    """The effect of one batch of tokens, or of the word that names the workers of earlier ones."""
 
     def __init__(self, streams: Streams, now: float) -> None:
         self.deliveries: list[Delivery] = []

@@ -101,7 +101,7 @@ class PickerCore:
         self._known: dict[str, _Known] = {}
         self._open: dict[StreamKey, _Open] = {}
         self._due: dict[StreamKey, float] = {}
-        """When requests that wait have been held for long enough, the first one first."""
+        """Instants at which requests have been held for long enough, the first one first."""
         self._waiting = WaitingClasses()
         self._max_waiting = (scheduler or SchedulerSettings()).max_waiting
         self._todo: deque[SchedulerAction] = deque()

@@ -1,4 +1,4 @@
-"""Who of several pickers leads: a candidate for one lease.
+"""Leadership among several pickers: a candidate for one lease.
 
 As in Kubernetes' own elections, nobody compares clocks: a lease runs from when its last change was
 seen. Two that lead for a moment do no harm, and none does, so a leader stays one until it sees
@@ -22,7 +22,7 @@ class LeaseSeen:
 
 
 class LeaseStep(Enum):
-    """What to do about it."""
+    """The remedy."""
 
     CREATE = "create"
     WRITE = "write"  # take or renew it, if it is still as it was read

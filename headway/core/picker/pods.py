@@ -1,4 +1,4 @@
-"""Which pods of Kubernetes are endpoints of an InferencePool."""
+"""The pods of Kubernetes that are endpoints of an InferencePool."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """What an InferencePool selects: pods with these labels, an endpoint at each of these ports."""
+    """An InferencePool's selection: pods with these labels, an endpoint at each of these ports."""
 
     labels: Mapping[str, str]
     ports: tuple[int, ...]

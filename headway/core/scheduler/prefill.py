@@ -45,7 +45,7 @@ _LONGEST_REST = 1.0
 _CREDIT = 4.0
 """Chunks of all instances that a tenant within its share may send at once."""
 SAVING_PERIOD = 16
-"""Of so many T that a request waits for room, blocks are saved for it in all but the first."""
+"""T in a turn of a wait for room: blocks are saved in all of them but the first."""
 
 
 @dataclass(frozen=True, slots=True)

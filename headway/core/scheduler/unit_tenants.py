@@ -18,7 +18,7 @@ from headway.request import StreamKey
 
 
 class _Queued:
-    """What one unit owed tenants when its worker last reported, and what was sent to it since.
+    """The debt of one unit to tenants when its worker last reported, and what was sent to it since.
 
     Sums, because thousands may be queued while each that arrives asks for them.
     """

@@ -82,7 +82,7 @@ class CostMeter:
 
     @property
     def pass_time(self) -> PassTime:
-        """What passes cost, by the profile and as measured; terms of 0 are unknown."""
+        """The cost of passes, by the profile and as measured; terms of 0 are unknown."""
         return self._fit.pass_time
 
     def take_news(self) -> MeasuredCosts | None:

@@ -26,7 +26,7 @@ _LONGER = 2.0
 """Times as long as without them that those who are ahead may make a pass: half of it is theirs."""
 
 _ROUNDING = 1e-6
-"""Of a token: what sums of seconds may be off by."""
+"""Share of a token by which sums of seconds may be off."""
 
 
 class FairTurns:
@@ -38,7 +38,7 @@ class FairTurns:
     def __init__(self, chunk_tokens: int) -> None:
         self.levels: dict[str, float] = {}
         self.pass_time = PassTime(0.0)
-        """What passes cost here, as far as it is known."""
+        """The cost of passes here, as far as it is known."""
         self._chunk_tokens = chunk_tokens
         self._credit = CREDIT * chunk_tokens
         self._served: dict[str, float] = {}

@@ -67,7 +67,7 @@ class RankedQueue(Generic[C]):
             self._decodes_first, self._is_stale = decodes_first, True
 
     def put_levels(self, levels: Mapping[str, float]) -> None:
-        """From now on tenants stand by these levels, least first; empty: as the policy says.
+        """Put tenants by these levels from now on, least first; empty: as the policy says.
 
         Who yields by its class, and is not due, stands behind all of them.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -275,7 +276,7 @@ class WholeReply(HttpReplyBase):
         return [None, *(prompt_entry(self.codec, *pair) for pair in pairs)]
 
 
-class ItemReply(HttpReplyBase):
+class ItemReply(HttpReplyBase, ABC):
     """A reply with one output: its reasoning, text and calls are items, one after another.
 
     In a stream every change of an item is an event.
@@ -316,21 +317,21 @@ class ItemReply(HttpReplyBase):
         if self.style.stream:
             self._events.append(f"event: {name}\ndata: {dumps({'type': name, **said})}\n\n")
 
+    @abstractmethod
     def _begin(self) -> None:
         """Take the beginning of the output."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _grow(self, kind: str, text: str) -> None:
         """Take more text of the answer (``message``) or of the ``reasoning`` before it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _call(self, piece: CallPiece) -> None:
         """Take more of a call; one with a name begins it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _finish(self, output: Output, end: str) -> Mapping[str, Any]:
         """Take the end, and return the whole answer."""
-        raise NotImplementedError
 
 
 HttpReply = StreamReply | WholeReply | ItemReply

@@ -111,7 +111,7 @@ F = TypeVar("F", bound=Fields)
 
 
 _PYDANTICS = re.compile(r" or instance of \w+| after validation, not \d+")
-"""What pydantic says about our own code in its errors."""
+"""Words of pydantic's errors that are about our own code."""
 _JSON_KINDS = {list: "array", str: "string", bool: "boolean", type(None): "null"}
 
 

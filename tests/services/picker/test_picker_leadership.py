@@ -16,8 +16,7 @@ from services.picker import leadership
 from services.picker.config import PickerConfig
 from services.picker.leadership import PickerLeadership
 from services.runtime.config import read_config
-from tests.fakes.api_server import write_kubeconfig
-from tests.fakes.kube_watch import LEASES, SLICES, KubeApi, kube_api
+from tests.fakes.kube_watch import LEASES, SLICES, KubeApi, serving_api
 from tests.fakes.picker_rig import Endpoints, picker, until
 
 pytest.importorskip("kubernetes_asyncio")
@@ -25,12 +24,7 @@ pytest.importorskip("kubernetes_asyncio")
 
 @pytest.fixture
 async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeApi]:
-    async with kube_api() as found:
-        config = tmp_path / "config"
-        write_kubeconfig(config, found.url, "serving")
-        place = "kubernetes_asyncio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
-        monkeypatch.setattr(place, str(config))
-        monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    async with serving_api(tmp_path, monkeypatch) as found:
         monkeypatch.setattr(leadership, "SECONDS", 1.0)
         yield found
 

@@ -14,8 +14,7 @@ from services.picker.config import PickerConfig
 from services.picker.endpoints_file import read_entries
 from services.picker.pool_watch import PoolWatch
 from services.runtime.config import read_config
-from tests.fakes.api_server import write_kubeconfig
-from tests.fakes.kube_watch import PODS, POOLS, KubeApi, kube_api, pod, pool
+from tests.fakes.kube_watch import PODS, POOLS, KubeApi, pod, pool, serving_api
 from tests.fakes.picker_rig import Endpoints, Exchange, named, picker, until
 
 pytest.importorskip("kubernetes_asyncio")
@@ -24,12 +23,7 @@ _A, _B = ("10.0.0.1", 8000), ("10.0.0.2", 8000)
 
 @pytest.fixture
 async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeApi]:
-    async with kube_api() as found:
-        config = tmp_path / "config"
-        write_kubeconfig(config, found.url, "serving")
-        place = "kubernetes_asyncio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
-        monkeypatch.setattr(place, str(config))
-        monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    async with serving_api(tmp_path, monkeypatch) as found:
         yield found
 
 
