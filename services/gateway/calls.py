@@ -96,11 +96,16 @@ class Calls:
         """Return a model's preparation; NOT_FOUND for one that is not served."""
         return self._preparations[self.models.find(name).name]
 
-    def prepare(self, call: ApiCall, call_id: str, arrival_at: float) -> list[Request]:
+    def prepare(self, call: ApiCall, call_id: str, arrival_at: float, client: str) -> list[Request]:
         """Check and tokenise; return a request for every output. It may run in any thread.
 
-        HeadwayError says what to change.
+        HeadwayError says what to change, or that the client has too many outputs: a refusal costs
+        no more than the call, however many it asks for.
         """
+        num_outputs = len(call.inputs) * call.num_choices
+        full = self._places.full(client, num_outputs)
+        if full is not None:
+            raise full.refusal(client, num_outputs, retry_after=self._retry_after())
         return self.of(call.model).prepare(call, call_id, arrival_at)
 
     def open(

@@ -86,7 +86,7 @@ class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
                 message = "this gateway is shutting down; call another one"
                 raise HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)
             call = in_session(read_call(request), partial(_said, context))
-            prepare = partial(self._calls.prepare, call, call_id, arrival_at)
+            prepare = partial(self._calls.prepare, call, call_id, arrival_at, client)
             if (num_bytes := request.ByteSize()) <= INLINE_BYTES:
                 requests = prepare()
             else:

@@ -30,7 +30,7 @@ _CALL_TIMEOUT = 5.0
 _UNREACHED = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 _LEADER_CHECK_INTERVAL = 0.1
 _MOST_GATHERED_TOKENS = 200_000  # well below the 4 MiB of a message
-_LEAST_SIZE = 2_000
+_LEAST_SIZE = 10_000
 """Tokens as which a message counts at least: the leader handles what is gathered in one go, and
 must not miss its lease over it."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25
@@ -128,7 +128,7 @@ class SchedulerLink:
         leader = await self._leader()
         if leader is None:
             return
-        outbox = Outbox[ToScheduler](_MOST_QUEUED, _MOST_GATHERED_TOKENS, _size)
+        outbox = Outbox[ToScheduler](_MOST_QUEUED, _MOST_GATHERED_TOKENS, _size, _lane)
         self._opened_at = None
         try:
             reason = await self._stream.once(leader.address, outbox, self._replaced(leader))
@@ -177,6 +177,14 @@ class SchedulerLink:
 
 def _size(message: ToScheduler) -> int:
     return max(_LEAST_SIZE, message.num_tokens if isinstance(message, Request) else 0)
+
+
+def _lane(message: ToScheduler) -> str | None:
+    """Return whose turn a message waits for: a tenant's, or None, that of all cancels.
+
+    A cancel may overtake its request, which is then not let in.
+    """
+    return message.standing.tenant if isinstance(message, Request) else None
 
 
 def _no_scheduler() -> HeadwayError:

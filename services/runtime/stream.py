@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import grpc
@@ -30,16 +30,24 @@ _LAST_WORDS = 0.5
 class Outbox(Generic[S]):
     """Messages that wait to be sent; one too many ends it with RESOURCE_EXHAUSTED.
 
-    ``most`` bounds the weight of messages that are gathered into one.
+    ``most`` bounds the weight of messages that are gathered into one. ``lane`` says in which lane
+    a message waits: the lanes take turns, and order holds within each.
     """
 
     def __init__(
-        self, max_queued: int = UNBOUNDED, most: int = 1, weigh: Callable[[S], int] = lambda _: 1
+        self,
+        max_queued: int = UNBOUNDED,
+        most: int = 1,
+        weigh: Callable[[S], int] = lambda _: 1,
+        lane: Callable[[S], Hashable] = lambda _: None,
     ) -> None:
         self._max_queued = max_queued
         self._most = most
         self._weigh = weigh
-        self._queue: deque[S] = deque()
+        self._lane = lane
+        self._lanes: dict[Hashable, deque[S]] = {}
+        """Those that have messages, whose turn is next first."""
+        self._num_queued = 0
         self._changed = asyncio.Event()
         self._overflowed = asyncio.Event()
         self._error: HeadwayError | None = None
@@ -49,13 +57,15 @@ class Outbox(Generic[S]):
         """Queue a message; False if the peer is cut off because it does not read."""
         if self.has_ended:
             return True
-        if len(self._queue) >= self._max_queued:
+        if self._num_queued >= self._max_queued:
             text = f"{self._max_queued} messages are unread: read, or open a new stream"
-            self._queue.clear()
+            self._lanes.clear()
+            self._num_queued = 0
             self.end(HeadwayError(Code.RESOURCE_EXHAUSTED, text))
             self._overflowed.set()
             return False
-        self._queue.append(message)
+        self._lanes.setdefault(self._lane(message), deque()).append(message)
+        self._num_queued += 1
         self._changed.set()
         return True
 
@@ -70,19 +80,29 @@ class Outbox(Generic[S]):
 
         Sending one message costs as much as sending a dozen together.
         """
-        while not self._queue:
+        while not self._lanes:
             if self._error is not None:
                 raise self._error
             if self.has_ended:
                 return []
             self._changed.clear()
             await self._changed.wait()
-        gathered = [self._queue.popleft()]
-        weight = self._weigh(gathered[0])
-        while self._queue and weight < self._most:
-            gathered.append(self._queue.popleft())
+        gathered: list[S] = []
+        weight = 0
+        while self._lanes and (weight < self._most or not gathered):
+            gathered.append(self._next())
             weight += self._weigh(gathered[-1])
         return gathered
+
+    def _next(self) -> S:
+        """Take the next message, whose lane then goes behind the others."""
+        lane, queue = next(iter(self._lanes.items()))
+        self._num_queued -= 1
+        if len(self._lanes) > 1 or len(queue) == 1:
+            del self._lanes[lane]
+            if len(queue) > 1:
+                self._lanes[lane] = queue
+        return queue.popleft()
 
     async def overflow(self) -> NoReturn:
         """Raise when the peer is cut off, even while a message to it is being written."""

@@ -120,10 +120,10 @@ class Places:
         self.open = open_
         self.masks = masks
 
-    def full(self, client: str) -> Bound | None:
-        """Return the bound that refuses the client another output, None for none."""
+    def full(self, client: str, amount: int = 1) -> Bound | None:
+        """Return the bound that refuses the client so many more outputs, None for none."""
         bounds = (self.waiting, self.open)
-        return next((bound for bound in bounds if not bound.has_room(client)), None)
+        return next((bound for bound in bounds if not bound.has_room(client, amount)), None)
 
     def take(self, client: str, amount: int, mask_ms: int = 0) -> Bound | None:
         """Open outputs, which wait; return the bound that refuses them, and take nothing then."""

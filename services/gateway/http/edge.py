@@ -191,7 +191,8 @@ class HttpEdge:
         if len(body) <= INLINE_BYTES and _TEMPLATE not in body:
             called = self._parse(exchange, body, parse)
             if not called[1].needs_grammar:
-                self._open(exchange, arrival_at, *called, self._prepare(called, arrival_at))
+                requests = self._prepare(exchange, called, arrival_at)
+                self._open(exchange, arrival_at, *called, requests)
                 return
         self._in_task(exchange, self._generate_long(exchange, body, parse, arrival_at))
 
@@ -211,15 +212,11 @@ class HttpEdge:
         self, exchange: Exchange, body: bytes, parse: Parse, arrival_at: float
     ) -> None:
         """Read a long body, or one with a grammar, in a thread."""
-        try:
-            self._calls.check_room(exchange.client)
-        except HeadwayError:
-            self._say_limits(exchange)
-            raise
+        self._calls.check_room(exchange.client)
 
         def read() -> tuple[Called, list[Request]]:
             called = self._parse(exchange, body, parse)
-            return called, self._prepare(called, arrival_at)
+            return called, self._prepare(exchange, called, arrival_at)
 
         called, requests = await self._calls.threads.run(exchange.client, len(body), read)
         if not exchange.ended:
@@ -235,10 +232,10 @@ class HttpEdge:
         kind = "chatcmpl" if style.chat else "cmpl"
         return self._keys.new_id(kind, _key_of(exchange), call.client_id), call, style
 
-    def _prepare(self, called: Called, arrival_at: float) -> list[Request]:
+    def _prepare(self, exchange: Exchange, called: Called, arrival_at: float) -> list[Request]:
         call_id, call, style = called
         try:
-            return self._calls.prepare(call, call_id, arrival_at)
+            return self._calls.prepare(call, call_id, arrival_at, exchange.client)
         except HeadwayError as error:
             error.param = style.param(error.param)
             raise
@@ -275,12 +272,8 @@ class HttpEdge:
         if isinstance(reply, ResponseReply) and self._stored is not None:
             reply.keep = partial(self._keep, self._stored, self._tenant(exchange), call.session_id)
         reply.find_life = self._shell.life
-        try:
-            tell = partial(self._say_limits, exchange)
-            self._calls.open(call, requests, reply, exchange.client, tell)
-        except HeadwayError:  # refused before it was charged
-            self._say_limits(exchange)
-            raise
+        tell = partial(self._say_limits, exchange)
+        self._calls.open(call, requests, reply, exchange.client, tell)
         traceparent = exchange.header("traceparent")
         if traceparent and not reply.ended:
             for request in requests:
@@ -389,6 +382,8 @@ class HttpEdge:
         """Answer with an error; drop the client if that fails, too."""
         try:
             if isinstance(error, HeadwayError):
+                if exchange.path in _POST:  # refused before it was charged
+                    self._say_limits(exchange)
                 self._respond_error(exchange, error)
             else:
                 self._unexpected(exchange, error)

@@ -129,6 +129,8 @@ async def test_too_many_waiting_are_sent_away_and_welcome_later(
         with pytest.raises(openai.RateLimitError) as caught:
             await client.completions.create(model="tiny", prompt="a")
         assert int(caught.value.response.headers["retry-after"]) >= 1
+        with pytest.raises(openai.RateLimitError):  # before its outputs are looked at
+            await client.completions.create(model="tiny", prompt="a", n=128, max_tokens=10**6)
         running.emulated.paused = False
         for task in waiting:
             task.cancel()

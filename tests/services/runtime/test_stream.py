@@ -19,6 +19,18 @@ async def test_messages_are_gathered_up_to_a_weight() -> None:
     assert await outbox.gathered() == [4]
 
 
+async def test_lanes_take_turns_and_keep_their_order() -> None:
+    outbox: Outbox[str] = Outbox(max_queued=7, most=3, lane=lambda said: said[0])
+    for said in ("a1", "a2", "a3", "a4", "b1", "b2", "c1"):
+        assert outbox.put(said)
+    assert await outbox.gathered() == ["a1", "b1", "c1"]
+    assert outbox.put("c2")
+    assert await outbox.gathered() == ["a2", "b2", "c2"]
+    assert await outbox.gathered() == ["a3", "a4"]
+    assert all(outbox.put("b") for _ in range(7))
+    assert not outbox.put("a")
+
+
 async def test_an_error_is_told_after_what_is_queued() -> None:
     outbox: Outbox[int] = Outbox()
     outbox.put(1)
