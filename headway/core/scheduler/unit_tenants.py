@@ -6,8 +6,8 @@ prompts of those who were served more take no room, and it need not wait until t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from headway.cluster import UnitId, WorkerInfo
 from headway.core.scheduler.places import OnUnit, Tracked
@@ -16,26 +16,68 @@ from headway.core.scheduler.windows import TenantWindows, within
 from headway.policies.packing import Assigned, Packing, Room
 from headway.request import StreamKey
 
+_FEW = 64
+
+
+class _Debt(NamedTuple):
+    """A unit's debt to a tenant: prompt tokens, and what it was charged for them over its share."""
+
+    num_requests: int = 0
+    owed: int = 0
+    charged: float = 0.0
+
+    def plus(self, other: _Debt, sign: int = 1) -> _Debt:
+        """Return both together, or with sign -1 the rest of one without the other."""
+        return _Debt(
+            self.num_requests + sign * other.num_requests,
+            self.owed + sign * other.owed,
+            self.charged + sign * other.charged,
+        )
+
 
 class _Queued:
-    """The debt of one unit to tenants when its worker last reported, and what was sent to it since.
+    """The debts of one unit when its worker last reported, and of what was sent to it since.
 
-    Sums, because thousands may be queued while each that arrives asks for them.
+    Sums that are kept up, because thousands may be queued while each that arrives asks for them.
     """
 
-    def __init__(self, entries: Iterable[Tracked]) -> None:
-        self.owed: Counter[str] = Counter()
-        """Prompt tokens, by tenant."""
-        self.charged: dict[str, float] = {}
-        """Weighted tokens over its share, by tenant."""
-        for entry in entries:
-            self.add(entry)
+    def __init__(self) -> None:
+        self.debts: dict[str, _Debt] = {}
+        """By tenant; of those who have requests here."""
+        self._entries: dict[StreamKey, tuple[Tracked, _Debt]] = {}
+        self._most = _FEW
+        """Requests from which on a report has them looked through, though nobody asks for sums."""
+        self.has_report = False
+        """True if a report has come since they were looked through."""
 
     def add(self, entry: Tracked) -> None:
         """Count another request."""
-        name = entry.tenant
-        self.owed[name] += entry.num_owed_tokens
-        self.charged[name] = self.charged.get(name, 0.0) + entry.charged / entry.share
+        self._take_out(entry.key)
+        own = _Debt(1, entry.num_owed_tokens, entry.charged / entry.share)
+        self._entries[entry.key] = entry, own
+        self.debts[entry.tenant] = self.debts.get(entry.tenant, _Debt()).plus(own)
+
+    def _take_out(self, key: StreamKey) -> None:
+        entry, own = self._entries.pop(key, (None, _Debt()))
+        if entry is None:
+            return
+        sums = self.debts.pop(entry.tenant)
+        if sums.num_requests > 1:
+            self.debts[entry.tenant] = sums.plus(own, -1)
+
+    def reported(self, unit: UnitId, tracked: Mapping[StreamKey, Tracked]) -> None:
+        """Note a report of the unit's worker."""
+        self.has_report = True
+        if len(self._entries) > self._most:
+            self.sweep(unit, tracked)
+
+    def sweep(self, unit: UnitId, tracked: Mapping[StreamKey, Tracked]) -> None:
+        """Forget who is computed or gone."""
+        self.has_report = False
+        for key, (entry, _) in list(self._entries.items()):
+            if tracked.get(key) is not entry or not _is_prompt_on(entry, unit):
+                self._take_out(key)
+        self._most = _FEW + 2 * len(self._entries)
 
 
 class UnitTenants:
@@ -45,37 +87,32 @@ class UnitTenants:
         self._state = state
         self._windows = windows
         self._counters = windows.counters
-        self._sent: dict[UnitId, dict[StreamKey, Tracked]] = {}
-        self._sums: dict[UnitId, _Queued] = {}
+        self._units: dict[UnitId, _Queued] = {}
 
     def sent(self, assigned: Iterable[Assigned[Tracked]]) -> None:
         """Note a dispatch."""
         for each in assigned:
-            self._sent.setdefault(each.unit, {})[each.request.key] = each.request
-            if each.unit in self._sums:
-                self._sums[each.unit].add(each.request)
+            self._units.setdefault(each.unit, _Queued()).add(each.request)
 
     def reported(self, info: WorkerInfo) -> None:
-        """Forget who is computed or gone, after a worker's report."""
+        """Forget, sooner or later, who is computed or gone after a worker's report."""
         for number in range(info.num_units):
             unit = UnitId(info.worker_id, number)
-            self._sums.pop(unit, None)
-            if unit in self._sent and not self._queued(unit):
-                del self._sent[unit]
+            if unit in self._units:
+                self._units[unit].reported(unit, self._state.tracked)
 
     def forget(self, worker_id: str) -> None:
         """Forget a worker that is gone."""
-        self._sent = {
-            unit: those for unit, those in self._sent.items() if unit.worker_id != worker_id
+        self._units = {
+            unit: those for unit, those in self._units.items() if unit.worker_id != worker_id
         }
-        self._sums.clear()
 
     def charged(self) -> Mapping[str, float]:
         """Return what tenants were charged for prompts that are not computed yet, over shares."""
         found: dict[str, float] = {}
-        for unit in self._sent if self._windows.are_several else ():
-            for tenant, charged in self._sum(unit).charged.items():
-                found[tenant] = found.get(tenant, 0.0) + charged
+        for unit in self._units if self._windows.are_several else ():
+            for tenant, debt in self._debts(unit).items():
+                found[tenant] = found.get(tenant, 0.0) + debt.charged
         return found
 
     def room(self, tenant: str, unit: UnitId, chunk_tokens: int) -> int:
@@ -85,8 +122,8 @@ class UnitTenants:
         """
         counter = self._counters.of(tenant)
         return chunk_tokens - sum(
-            num_tokens
-            for name, num_tokens in self._sum(unit).owed.items()
+            debt.owed
+            for name, debt in self._debts(unit).items()
             if name == tenant or self._counters.of(name) <= counter
         )
 
@@ -120,19 +157,13 @@ class UnitTenants:
                 those = [entry for entry in those if entry.key not in taken]
         return assigned
 
-    def _sum(self, unit: UnitId) -> _Queued:
-        found = self._sums.get(unit)
+    def _debts(self, unit: UnitId) -> Mapping[str, _Debt]:
+        found = self._units.get(unit)
         if found is None:
-            found = self._sums[unit] = _Queued(self._queued(unit).values())
-        return found
-
-    def _queued(self, unit: UnitId) -> dict[StreamKey, Tracked]:
-        """Return who is still queued there, and forget the others."""
-        sent = self._sent.get(unit, {})
-        for key, entry in list(sent.items()):
-            if self._state.tracked.get(key) is not entry or not _is_prompt_on(entry, unit):
-                del sent[key]
-        return sent
+            return {}
+        if found.has_report:
+            found.sweep(unit, self._state.tracked)
+        return found.debts
 
 
 def _is_prompt_on(entry: Tracked, unit: UnitId) -> bool:
