@@ -1,14 +1,16 @@
-"""The comparison: one contender after the other, the same requests at the same instants."""
+"""The comparison: all contenders are up, and get the same requests one after the other."""
 
 from __future__ import annotations
 
 import asyncio
+import json as json_format
 import os
 import random
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +18,35 @@ from rich import box
 from rich.console import Console
 
 from bench.cluster.offered import looped, print_failures, replayed
+from bench.cluster.processes import cpu_seconds
 from bench.demo import warm_up
 from bench.demo.capacity import Capacity
-from bench.demo.load import LoadBounds, Offer, Regime, mix, unread
-from bench.serve.plan import Plan
-from bench.vllm.contenders import CONTENDERS, SAID, Comparison
-from bench.vllm.figures import cells, figures_of
+from bench.demo.compare import order_of
+from bench.demo.load import REGIMES, LoadBounds, Offer, Regime, mix, unread
+from bench.serve.plan import PATHS, Plan, Planned
+from bench.vllm.contenders import CONTENDERS, Comparison
+from bench.vllm.figures import ROWS, Runs, cells_of, figures_of, ratios_of
+from bench.vllm.server import VllmTarget
 from headway.errors import Code, HeadwayError
-from results.by_class import number
 from results.output import make_table, num_cores, write_json
 
 START = 600.0  # seconds in which a contender must serve
 PATIENCE = 120.0  # seconds for the answers, from the last arrival on
+LOADS = {**REGIMES, "light": Regime("light", 0.5, 0.5, 0.0, 1.0)}
+"""The demo's regimes, and one in which hardly anybody waits."""
 _WARM_SECONDS, _WARM_PATIENCE = 8.0, 120.0
-_WIDTH = 150
+_WIDTH = 200
+_THINKING_OFF = {"enable_thinking": False}
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedLoad:
-    """The load: regimes, their bounds, the seed, and the requests of the measuring warm-up."""
+    """The load: regimes, their bounds, the seeds, and the requests of the measuring warm-up."""
 
     regimes: Sequence[Regime]
     bounds: LoadBounds
-    seed: int
+    seeds: Sequence[int]
     num_warm_up: int
-    most_slowdown: float
-    """A request attains its objective within so many times its time alone."""
     max_tokens: int
     """Most tokens of a chat's output, 0 for any number."""
 
@@ -54,8 +59,8 @@ class VllmRuns:
     machine_load: float
     capacity: Capacity | None = None
     offers: dict[str, Offer] = field(default_factory=dict)
-    runs: dict[str, dict[str, Mapping[str, float]]] = field(default_factory=dict)
-    """Figures by regime and contender."""
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    """Figures of each run, with its regime, seed and contender."""
 
     def packed(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -65,58 +70,109 @@ class VllmRuns:
             "num_cores": num_cores(),
             "capacity": None if self.capacity is None else asdict(self.capacity),
             "offers": {name: asdict(offer) for name, offer in self.offers.items()},
-            "contenders": dict(SAID),
-            "figures": self.runs,
+            "contenders": {name: each.said for name, each in CONTENDERS.items()},
+            "runs": self.runs,
         }
+
+    def of(self, regime: str) -> Runs:
+        """Return a regime's figures by contender; seeds that some have not run are left out."""
+        found: dict[str, dict[int, Any]] = {}
+        for run in self.runs:
+            if run["regime"] == regime:
+                found.setdefault(run["contender"], {})[run["seed"]] = run["figures"]
+        seeds = set.intersection(*map(set, found.values())) if found else set()
+        return {name: [each[seed] for seed in sorted(seeds)] for name, each in found.items()}
 
 
 async def compare(
     setting: Comparison, names: Sequence[str], load: ComparedLoad, json: Path | None
 ) -> int:
-    """Run the contenders and print a table a regime; return 1 where a request failed."""
+    """Run the contenders seed by seed, every second one in reverse, and print a table a regime.
+
+    Return 1 where a request failed.
+    """
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
     found = VllmRuns(time.strftime("%Y-%m-%d %H:%M:%S"), os.getloadavg()[0])
     console.print(f"the machine's load is {found.machine_load:.1f} on {num_cores()} cores")
-    num_failed = 0
+    num_failed, targets = 0, dict[str, VllmTarget]()
     try:
-        for name in names:
-            num_failed += await _run(setting, name, load, found, console)
-            write_json(json, found.packed())
-    finally:  # what is known stays known if a later contender is stopped
+        async with AsyncExitStack() as stack:
+            for name in names:
+                targets[name] = await _started(stack, setting, name, console)
+                await _prepare(setting, targets[name].url, load, found, console)
+            for place, seed in enumerate(load.seeds):
+                for offer in found.offers.values():
+                    for name in order_of(names, place):
+                        run = setting, name, targets[name], offer, seed, load.max_tokens
+                        num_failed += await _run(*run, found, console)
+                        write_json(json, found.packed())
+    finally:  # what is known stays known if a later run is stopped
         _print(console, found)
     return 1 if num_failed else 0
 
 
-async def _run(
-    setting: Comparison, name: str, load: ComparedLoad, found: VllmRuns, console: Console
-) -> int:
-    """Run one contender under all regimes; return how many of its requests failed."""
+async def _started(
+    stack: AsyncExitStack, setting: Comparison, name: str, console: Console
+) -> VllmTarget:
     folder = setting.log_dir / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    console.print(f"{name} ({SAID[name]}): starting, logs in {folder}/", markup=False)
-    contender, num_failed = CONTENDERS[name](setting, folder), 0
+    console.print(f"{name} ({CONTENDERS[name].said}): starting, logs in {folder}/", markup=False)
     try:
         async with asyncio.timeout(START):
-            url = await contender.__aenter__()
+            return await stack.enter_async_context(CONTENDERS[name].serve(setting, folder))
     except TimeoutError:
         message = f"{name} does not serve after {START:g} s: see {folder}/"
         raise HeadwayError(Code.UNAVAILABLE, message) from None
-    try:
-        await _prepare(setting, url, load, found, console)
-        for regime, offer in found.offers.items():
-            model = Path(setting.model).name
-            plan = offer.plan(model, load.seed, load.max_tokens)
-            requests = await replayed(url, plan, within=offer.seconds + PATIENCE)
-            num_failed += print_failures(console, f"{name}, {regime}", requests)
-            assert found.capacity is not None
-            figures = figures_of(requests, found.capacity.alone, load.most_slowdown)
-            found.runs.setdefault(regime, {})[name] = figures
-    finally:
-        await contender.__aexit__(None, None, None)
-    return num_failed
+
+
+async def _run(
+    setting: Comparison,
+    name: str,
+    target: VllmTarget,
+    offer: Offer,
+    seed: int,
+    max_tokens: int,
+    found: VllmRuns,
+    console: Console,
+) -> int:
+    """Offer a seed's requests to one contender; return how many of them failed."""
+    assert found.capacity is not None, "the first contender was warmed up"
+    plan = offer.plan(Path(setting.model).name, seed, max_tokens)
+    plan = as_chats(plan, tells_priority=CONTENDERS[name].tells_priority)
+    before = _cpu(target)
+    requests = await replayed(target.url, plan, within=offer.seconds + PATIENCE)
+    figures = figures_of(requests, found.capacity.alone, _cpu(target) - before)
+    regime = offer.regime.name
+    row = {"regime": regime, "seed": seed, "contender": name, "load": os.getloadavg()[0]}
+    found.runs.append({**row, "figures": figures})
+    return print_failures(console, f"{name}, {regime}, seed {seed}", requests)
+
+
+def _cpu(target: VllmTarget) -> float:
+    return sum(map(cpu_seconds, target.processes))
+
+
+def as_chats(plan: Plan, *, tells_priority: bool = False) -> Plan:
+    """Return the plan as chats alone: completions become ones whose template turns thinking off.
+
+    ``tells_priority``: their clients send 0, and those who reason 1.
+    """
+    found = [_as_chat(each, tells_priority=tells_priority) for each in plan.requests]
+    return replace(plan, requests=found)
+
+
+def _as_chat(planned: Planned, *, tells_priority: bool) -> Planned:
+    body = json_format.loads(planned.body)
+    if not planned.reasons:
+        text = "".join(map(chr, body.pop("prompt")))
+        body["messages"] = [{"role": "user", "content": text}]
+        body["chat_template_kwargs"] = _THINKING_OFF
+    if tells_priority:
+        body["priority"] = int(planned.reasons)
+    return replace(planned, body=json_format.dumps(body).encode(), path=PATHS["chat"])
 
 
 async def _prepare(
@@ -125,7 +181,7 @@ async def _prepare(
     """Warm a contender up; the first one's capacity sets the load of all."""
     model, places = Path(setting.model).name, setting.limits.max_running
     if found.capacity is None:
-        numbers = (places, load.num_warm_up, load.seed, load.max_tokens)
+        numbers = (places, load.num_warm_up, load.seeds[0], load.max_tokens)
         found.capacity = await warm_up.warm_up(url, model, *numbers)
         console.print(f"  {found.capacity}")
         for regime in load.regimes:
@@ -133,14 +189,20 @@ async def _prepare(
             found.offers[regime.name] = offer
             console.print(f"  {regime.name}: {offer}")
         return
-    rng = random.Random(f"warm {load.seed}")
-    plan: Plan = unread(mix(model, 4 * places, rng, load.max_tokens))
-    await looped(url, plan, 2 * places, _WARM_SECONDS, _WARM_PATIENCE)
+    plan = unread(mix(model, 4 * places, random.Random("warm"), load.max_tokens))
+    await looped(url, as_chats(plan), 2 * places, _WARM_SECONDS, _WARM_PATIENCE)
 
 
 def _print(console: Console, found: VllmRuns) -> None:
-    for regime, runs in found.runs.items():
-        title = f"{regime}: {found.offers[regime].num_requests} requests each"
-        rows = cells(runs, number)
-        table = make_table(("", *runs), rows, title=title, title_justify="left", box=box.HEAVY_HEAD)
-        console.print(table)
+    for regime, offer in found.offers.items():
+        runs = found.of(regime)
+        if not any(runs.values()):
+            continue
+        num_seeds = len(next(iter(runs.values())))
+        title = f"{regime}: {offer.num_requests} requests each, seeds: {num_seeds}"
+        style: dict[str, Any] = {"title_justify": "left", "box": box.HEAVY_HEAD}
+        console.print(make_table(("", *runs), cells_of(runs, ROWS), title=title, **style))
+        if num_seeds > 1:
+            title = f"{regime}: ratios to {next(iter(runs))}, seed by seed"
+            table = make_table(("", *runs), cells_of(ratios_of(runs), ROWS), title=title, **style)
+            console.print(table)

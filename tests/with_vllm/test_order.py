@@ -119,18 +119,20 @@ async def test_a_client_that_has_left_is_told_of_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "found", "policy"),
+    ("given", "found", "policy", "said"),
     [
-        (OrderSettings(), Markers((8,), (7,)), "Headway"),
-        (OrderSettings(end_of_reasoning=(8,)), Markers(), "Headway"),
-        (OrderSettings(), Markers(), "Fcfs"),
-        (OrderSettings("uniboost"), Markers((8,), (7,)), "UniBoost"),
+        (OrderSettings(), Markers((8,), (7,)), "Headway", "reasoning ends with tokens [8]"),
+        (OrderSettings(end_of_reasoning=(8,)), Markers(), "Headway", "Headway's order"),
+        (OrderSettings(), Markers(), "Fcfs", "vLLM's own order"),
+        (OrderSettings("uniboost"), Markers((8,), (7,)), "UniBoost", "in the order of uniboost"),
     ],
 )
 def test_without_a_setting_a_model_that_reasons_has_our_order_and_another_has_stock(
-    given: OrderSettings, found: Markers, policy: str
+    given: OrderSettings, found: Markers, policy: str, said: str
 ) -> None:
-    assert type(given.order(lambda: found).policy).__name__.lower() == policy.lower()
+    order = given.order(lambda: found)
+    assert type(order.policy).__name__.lower() == policy.lower()
+    assert said in given.said(order)
 
 
 def test_markers_that_are_given_stand_over_those_of_the_model() -> None:

@@ -59,8 +59,8 @@ class PolicyOrder:
         self.patience = patience
         self.policy = policy
         self._readers = Readers(settings)
-        self._markers = Markers(settings.end_of_reasoning, settings.start_of_reasoning)
-        self._steady = SteadyRequests(self._readers, self._markers)
+        self.markers = Markers(settings.end_of_reasoning, settings.start_of_reasoning)
+        self._steady = SteadyRequests(self._readers, self.markers)
         asked = PolicyAsked(policy, self._steady)
         self.queue: RankedQueue[candidates.Sequence] = RankedQueue(asked)
         self._followed: dict[str, Followed] = {}
@@ -94,7 +94,7 @@ class PolicyOrder:
         self._number += 1
         reasons = hints.reasons
         if reasons is None:
-            reasons = bool(self._markers.end) and not self._markers.is_closed(prompt)
+            reasons = bool(self.markers.end) and not self.markers.is_closed(prompt)
         request = Request(
             request_id=name,
             stream_id=self._number,

@@ -7,6 +7,7 @@ better ones, and pauses prompts that would take the chunk from better ones.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -31,6 +32,7 @@ from headway_vllm.shim import require_version
 from headway_vllm.steps import StepEnd, StepTopic
 from headway_vllm.waiting import Order, RankedWaiting
 
+_LOG = logging.getLogger("vllm.headway")  # below vLLM's, whose handlers print it
 _MOST_TRIED = 64
 """Waiting requests for which a step looks for room."""
 
@@ -59,6 +61,7 @@ class OrderedScheduler(Scheduler):
         settings = read_settings()
         self.clock = StepClock()
         self.follow(settings.order(partial(markers_of, self.vllm_config)))
+        _LOG.info("headway_vllm: %s", settings.said(self.headway))
         self.headway_seconds = 0.0
         """Seconds spent on the order so far."""
         self.headway_steps = 0

@@ -82,6 +82,18 @@ class OrderSettings:
             patience = 0.0 if self.batching else DEFAULT_PATIENCE
         return PolicyOrder(policy, readers, patience)
 
+    def said(self, order: PolicyOrder) -> str:
+        """Say in one line by which policy an order of these settings goes, and why."""
+        if self.batching:
+            return f"requests in the order of {self.batching}, which {SETTING} names"
+        end = order.markers.end
+        if end:
+            return f"requests in Headway's order: the model's reasoning ends with tokens {[*end]}"
+        return (
+            "requests in vLLM's own order: the model shows no reasoning; --reasoning-parser, or "
+            f"end_of_reasoning in {SETTING}, tells where its own ends"
+        )
+
 
 def _require_address(name: str, address: str) -> None:
     host, colon, port = address.rpartition(":")
