@@ -181,7 +181,7 @@ def _vllm(python: str, at: Endpoint) -> tuple[Sequence[str], Mapping[str, str]]:
 
 
 def _emulated(args: argparse.Namespace, at: Endpoint) -> Sequence[str]:
-    costs = ("0", "0", "0") if args.overhead else (args.token_seconds, "0.01", "0.0005")
+    costs = ("1e-8", "0", "0") if args.overhead else (args.token_seconds, "0.01", "0.0005")
     names = ("--token-seconds", "--step-seconds", "--request-seconds")
     options = [part for pair in zip(names, map(str, costs), strict=True) for part in pair]
     own = (sys.executable, str(_HERE / "emulated_endpoint.py"), str(at.port), "--draws-lengths")
@@ -348,6 +348,7 @@ async def overhead(args: argparse.Namespace, folder: Path) -> None:
         for policy in POLICIES[:2]:
             async with front(args, policy, at, folder) as (url, pid):
                 await _burst(url, Burst(400, 200, 4))  # the first requests open connections
+                await asyncio.sleep(2.5)  # and metrics tell what a token costs
                 for burst in _BURSTS:
                     say(f"{policy}: {burst}")
                     before, begun_at = cpu_seconds(pid), time.perf_counter()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from math import ceil
 from typing import Any
 
@@ -32,6 +32,10 @@ _DUPLEX = processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _UNABLE = ("502", "503", "504")
 """Statuses of a response that no endpoint gave, or one that cannot serve."""
+
+_RESPONSE_HEADERS = (pb.ProcessingResponse(response_headers=pb.HeadersResponse()),)
+_RESPONSE_TRAILERS = (pb.ProcessingResponse(response_trailers=pb.TrailersResponse()),)
+_KNOWN_PICKS = 4096
 
 Answer = Pick | Refuse
 
@@ -66,20 +70,18 @@ class ExternalProcessor(external_processor_pb2_grpc.ExternalProcessorServicer): 
 
     async def Process(  # noqa: N802 (the protocol's name)
         self, request_iterator: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[Any]:
-        """Serve one HTTP request."""
+    ) -> None:
+        """Serve one HTTP request; messages are read and written one by one, as generators cost."""
         self._num_exchanges += 1
         number = self._num_exchanges
         stream = _Stream(partial(self._ask, number), self._max_body)
         try:
-            async for message in request_iterator:
+            while not stream.is_over and (message := await context.read()) is not grpc.aio.EOF:
                 if message.HasField("response_headers"):
                     status, served = _status(message), _served(message)
                     self._responded(number, served, status in _UNABLE)
                 for response in await stream.take(message):
-                    yield response
-                if stream.is_over:
-                    return
+                    await context.write(response)
         finally:
             self._ended(number)
 
@@ -110,11 +112,11 @@ class _Stream:
                 trailers = pb.ProcessingResponse(request_trailers=pb.TrailersResponse())
                 return before if self.is_over else [*before, trailers]
             case "response_headers":
-                return [pb.ProcessingResponse(response_headers=pb.HeadersResponse())]
+                return _RESPONSE_HEADERS
             case "response_body":
                 return [_as_it_came(message.response_body, "response_body", self._is_duplex)]
             case "response_trailers":
-                return [pb.ProcessingResponse(response_trailers=pb.TrailersResponse())]
+                return _RESPONSE_TRAILERS
         return []
 
     async def _on_headers(self, message: Any) -> Sequence[Any]:
@@ -182,9 +184,13 @@ def _status(message: Any) -> str:
 
 
 def _headers_answer(answer: Answer) -> Any:
-    if isinstance(answer, Refuse):
-        return _refusal(answer)
-    endpoints = ",".join(answer.endpoints)
+    return _refusal(answer) if isinstance(answer, Refuse) else _pick(answer.endpoints)
+
+
+@lru_cache(_KNOWN_PICKS)
+def _pick(addresses: tuple[str, ...]) -> Any:
+    """Return the answer that names these endpoints; nobody changes it."""
+    endpoints = ",".join(addresses)
     metadata = struct_pb2.Struct()
     metadata.update({NAMESPACE: {DESTINATION: endpoints}})
     common = pb.CommonResponse(

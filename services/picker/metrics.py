@@ -26,6 +26,7 @@ class PickerMetrics:
             registry=registry,
         )
         self._waiting = Gauge("headway_picker_waiting", "Requests held.", registry=registry)
+        self._by_rule: dict[str, Counter] = {}
         labels = ["endpoint"]
         self._up = Gauge("headway_picker_endpoint_up", "1 if up.", labels, registry=registry)
         self._requests = Gauge(
@@ -48,7 +49,10 @@ class PickerMetrics:
         """Count an answer, given after so many seconds."""
         self._waits.observe(waited)
         if isinstance(answer, Pick):
-            self._picks.labels(answer.rule).inc()
+            counter = self._by_rule.get(answer.rule)
+            if counter is None:
+                counter = self._by_rule[answer.rule] = self._picks.labels(answer.rule)
+            counter.inc()
         else:
             self._refusals.labels(answer.reason.value).inc()
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 
 import aiohttp
 import grpc
+import msgspec
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
@@ -63,6 +63,7 @@ _OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
 )
+_DECODE = msgspec.json.Decoder().decode
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -176,7 +177,7 @@ class PickerService:
 
     def _question(self, key: StreamKey, exchange: HttpExchange, now: float) -> PickerEvent:
         try:
-            body = json.loads(exchange.body) if exchange.body else None
+            body = _DECODE(exchange.body) if exchange.body else None
         except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):

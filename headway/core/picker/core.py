@@ -53,7 +53,6 @@ from headway.core.scheduler.events import (
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.errors import Code
 from headway.messages import (
-    Accepted,
     CachedPrefixes,
     CancelStream,
     Dispatch,
@@ -73,12 +72,16 @@ BEST_GUESS, AT_ONCE = "best-guess", "at-once"
 
 @dataclass(slots=True)
 class _Known:
-    """An endpoint; ``joined``: the scheduler counts it among its workers."""
+    """An endpoint; ``joined``: the scheduler counts it among its workers.
+
+    ``look_at``: instant of the next look at it, -inf once something has happened to it.
+    """
 
     endpoint: EndpointLedger
     health: Health
     chains: KvChains
     joined: bool = False
+    look_at: float = -inf
 
 
 @dataclass(slots=True)
@@ -117,7 +120,7 @@ class PickerCore:
         at = inf if at is None else at
         at = min(at, next(iter(self._due.values()), inf))
         for known in self._known.values():
-            at = min(at, known.endpoint.next_wakeup, known.health.next_wakeup)
+            at = min(at, known.look_at)
         return at if at < inf else None
 
     def handle(self, event: PickerEvent, *, now: float) -> Sequence[PickerAction]:
@@ -145,14 +148,30 @@ class PickerCore:
     def wake(self, *, now: float) -> Sequence[PickerAction]:
         """React to the passing of time."""
         self._begin(now)
-        for known in self._known.values():
-            known.health.wake(now=now)
-            self._follow(known, now)
-            self._report(known, now)
+        self._look(now)
         self._tell(None, now)
         self._answer_overdue(now)
+        self._look(now)
         actions, self._actions = self._actions, []
         return actions
+
+    def _look(self, now: float) -> None:
+        """Look at the endpoints to which something has happened, or time has done so."""
+        for known in self._known.values():
+            if known.look_at <= now:
+                known.look_at = inf
+                known.health.wake(now=now)
+                self._follow(known, now)
+                self._report(known, now)
+                at = min(known.endpoint.next_wakeup, known.health.next_wakeup)
+                known.look_at = min(known.look_at, at)
+
+    def _touch(self, address: str) -> _Known | None:
+        """Return an endpoint to which something is about to happen; None if there is none."""
+        known = self._known.get(address)
+        if known is not None:
+            known.look_at = -inf
+        return known
 
     def _begin(self, now: float) -> None:
         if not self._has_begun:
@@ -242,7 +261,8 @@ class PickerCore:
         if not order:
             self._refuse_none_ready(key)
         else:
-            known = self._known[order[0]]
+            known = self._touch(order[0])
+            assert known is not None, "it is a candidate"
             known.endpoint.take(entry.request, entry.request.num_tokens, 0, now=now)
             self._answer(entry, order[0], BEST_GUESS)
         self._tell(CancelStream(key), now)
@@ -269,7 +289,7 @@ class PickerCore:
         if entry is None or not entry.at:
             return
         served = responded.served or entry.at
-        first, other = self._known.get(entry.at), self._known.get(served)
+        first, other = self._touch(entry.at), self._touch(served)
         if served != entry.at and first is not None:
             self._finish(first, responded.key, now)
             first.health.failed(now=now)
@@ -287,7 +307,7 @@ class PickerCore:
         entry = self._close(key)
         if entry is None:
             return
-        known = self._known.get(entry.at)
+        known = self._touch(entry.at)
         if known is not None:
             self._finish(known, key, now)
         elif not entry.at:
@@ -301,7 +321,7 @@ class PickerCore:
     # --- endpoints --------------------------------------------------------------------
 
     def _on_listed(self, info: EndpointInfo, now: float) -> None:
-        known = self._known.get(info.address)
+        known = self._touch(info.address)
         if known is None or known.endpoint.info.model != info.model:
             if known is not None:
                 self._leave(known, "its model has changed", now)
@@ -320,7 +340,7 @@ class PickerCore:
             del self._known[address]
 
     def _on_scraped(self, scrape: Scraped, now: float) -> None:
-        known = self._known.get(scrape.address)
+        known = self._touch(scrape.address)
         if known is None:
             return
         known.health.scraped(scrape, now=now)
@@ -350,7 +370,7 @@ class PickerCore:
             self._tell(WorkerGone(address, f"endpoint {address}: {reason}"), now)
 
     def _on_kv_changed(self, event: KvChanged, now: float) -> None:
-        known = self._known.get(event.address)
+        known = self._touch(event.address)
         if known is None:
             return
         names: list[tuple[BlockHash, int]] = []
@@ -426,13 +446,13 @@ class PickerCore:
                 self._actions.append(action)
 
     def _dispatched(self, address: str, dispatch: Dispatch, now: float) -> None:
-        endpoint = self._known[address].endpoint
+        known = self._touch(address)
+        assert known is not None, "requests are dispatched to endpoints alone"
         for batch in dispatch.batches:
             for request in batch.requests:
                 owed = self._scheduler.owed_tokens(request.key)
-                endpoint.take(request, owed, dispatch.dispatch_id, now=now)
-        accepted = WorkerReported(address, Accepted(dispatch.dispatch_id))
-        self._todo += self._scheduler.handle(accepted, now=now)
+                known.endpoint.take(request, owed, dispatch.dispatch_id, now=now)
+        self._scheduler.accepted(address, dispatch.dispatch_id, now=now)
 
     def _rejected(self, rejected: Rejected, now: float) -> None:
         entry = self._open.get(rejected.key)

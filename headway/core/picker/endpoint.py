@@ -34,9 +34,11 @@ cached, or events are lost."""
 class _Held:
     """A request that was sent there; ``owed``: tokens still to be computed of its ``uncached``.
 
-    ``drawn_before``: what one that had always run would have drawn by the end of its prompt.
+    ``number`` counts what was sent there. ``drawn_before``: what one that had always run would have
+    drawn by the end of its prompt.
     """
 
+    number: int
     num_tokens: int
     uncached: int
     owed: float
@@ -84,6 +86,19 @@ class OutputClock:
         return self._drawn + (self._rate * (now - self._at) if self._rate else 0.0)
 
 
+@dataclass(slots=True)
+class _Running:
+    """Requests whose prompts are through: their number, tokens and KV blocks.
+
+    ``fresh_blocks``: those that the last scrape cannot have counted.
+    """
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    blocks: int = 0
+    fresh_blocks: int = 0
+
+
 class EndpointLedger:
     """One endpoint. ``first_pass``: seconds of a full chunk while nothing has been measured."""
 
@@ -92,6 +107,12 @@ class EndpointLedger:
         self.metrics: EndpointMetrics | None = None
         self.num_blocks, self.block_size = UNKNOWN_BLOCKS, 16
         self._held: dict[StreamKey, _Held] = {}
+        self._held_tokens = self._num_taken = 0
+        self._owing: dict[int, _Held] = {}
+        """Those whose prompts are not through, by number."""
+        self._through: list[_Held] = []
+        """Those whose prompts are through since the last look."""
+        self._running = _Running()
         self._token_time = first_pass / info.chunk_tokens
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
         self._drained_at = self._through_at = self._scraped_at = -inf
@@ -139,7 +160,7 @@ class EndpointLedger:
     @property
     def owed_tokens(self) -> float:
         """Prompt tokens that it still has to compute, those of others included."""
-        own = sum(held.owed for held in self._held.values())
+        own = sum([held.owed for held in self._owing.values()])
         return own + self._others[1] * self._mean_tokens
 
     @property
@@ -151,15 +172,20 @@ class EndpointLedger:
     def _mean_tokens(self) -> float:
         if not self._held:
             return float(self.info.chunk_tokens)
-        return sum(held.num_tokens for held in self._held.values()) / len(self._held)
+        return self._held_tokens / len(self._held)
 
     # --- requests ---------------------------------------------------------------------
 
     def take(self, request: Request, owed: int, dispatch_id: int, *, now: float) -> None:
         """Book a request; ``owed``: its prompt tokens without those cached there."""
         self._drain(now)
-        most = request.sampling.max_tokens
-        self._held[request.key] = _Held(request.num_tokens, owed, owed, now, dispatch_id, most)
+        self._num_taken += 1
+        most, size = request.sampling.max_tokens, request.num_tokens
+        held = _Held(self._num_taken, size, owed, owed, now, dispatch_id, most)
+        self._held[request.key] = self._owing[held.number] = held
+        self._held_tokens += size
+        if owed <= 0:
+            self._computed(held, now)
 
     def end(self, key: StreamKey, *, now: float) -> FinishedRequest | None:
         """Forget a request that has ended; None if it has none of this key."""
@@ -167,26 +193,43 @@ class EndpointLedger:
         if held is None:
             return None
         self._drain(now)
-        self._through(held)
+        while self._owing:  # its prompt is through, and so are those that came before it
+            first = next(iter(self._owing.values()))
+            if first.number > held.number:
+                break
+            self._computed(first, now)
         del self._held[key]
+        self._held_tokens -= held.num_tokens
+        self._count(held, -1)
         drawn = self._outputs.drawn(now=now)
         before = drawn if held.drawn_before is None else held.drawn_before
         num_output = min(round(max(0.0, drawn - before)), held.most_output)
         return FinishedRequest(key, 0, held.num_tokens, num_output, FinishReason.STOP)
 
-    def _through(self, held: _Held) -> None:
-        """Note that a prompt is computed: so are those that came before it."""
-        for other in self._held.values():
-            other.owed = 0.0
-            if other is held:
-                return
+    def _computed(self, held: _Held, now: float) -> None:
+        """Note that a prompt is through."""
+        held.owed = 0.0
+        del self._owing[held.number]
+        if held.drawn_before is None:
+            held.drawn_before = self._outputs.drawn(now=now)
+        if held.dispatch_id:
+            self._through.append(held)
+        self._count(held, 1)
+
+    def _count(self, held: _Held, sign: int) -> None:
+        running, blocks = self._running, sign * blocks_for(held.num_tokens, self.block_size)
+        running.num_requests += sign
+        running.num_tokens += sign * held.num_tokens
+        running.blocks += blocks
+        if held.sent_at >= self._scraped_at:
+            running.fresh_blocks += blocks
 
     # --- what goes by -----------------------------------------------------------------
 
     @property
     def next_wakeup(self) -> float:
         """Instant at which the next prompt will be through by the clock; inf for none."""
-        first = next((held for held in self._held.values() if held.owed > 0), None)
+        first = next(iter(self._owing.values()), None)
         if first is None:
             return inf
         return max(self._drained_at, first.sent_at) + first.owed * self._clock_time
@@ -198,18 +241,11 @@ class EndpointLedger:
     def progress(self, *, now: float) -> PromptsThrough | None:
         """Return what is through since the last look, None for nothing."""
         self._drain(now)
-        done: list[_Held] = []
-        for held in self._held.values():
-            if held.owed > 0:
-                continue
-            if held.drawn_before is None:
-                held.drawn_before = self._outputs.drawn(now=now)
-            if held.dispatch_id:
-                done.append(held)
-        if not done:
+        if not self._through:
             return None
-        since = max(self._through_at, min(held.sent_at for held in done))
-        ids = tuple(held.dispatch_id for held in done)
+        done, self._through = self._through, []
+        since = max(self._through_at, min([held.sent_at for held in done]))
+        ids = tuple([held.dispatch_id for held in done])
         for held in done:
             held.dispatch_id = 0
         self._through_at = now
@@ -219,27 +255,28 @@ class EndpointLedger:
     def _drain(self, now: float) -> None:
         """Let the clock compute what it can since it last did."""
         since, self._drained_at = self._drained_at, max(now, self._drained_at)
-        for held in self._held.values():
-            if held.owed <= 0:
-                continue
+        while self._owing:
+            held = next(iter(self._owing.values()))
             since = max(since, held.sent_at)
             needed = held.owed * self._clock_time
-            if since + needed <= now + 1e-9:
-                since, held.owed = since + needed, 0.0
-            else:
+            if since + needed > now + 1e-9:
                 held.owed -= max(0.0, now - since) / self._clock_time
                 return
+            since += needed
+            self._computed(held, now)
 
     def stored(self, num_tokens: int, *, now: float) -> None:
         """Take the tokens of blocks that a step has filled, of whichever prompts come first."""
         self._drain(now)
         self._events_at = now
         left = float(num_tokens)
-        for held in self._held.values():
+        for held in list(self._owing.values()):
+            if left <= 0:
+                return
             taken = min(held.owed, left)
             held.owed, left = held.owed - taken, left - taken
-            if 0 < held.owed < self.block_size:  # its last block is not full
-                held.owed = 0.0
+            if held.owed < self.block_size:  # its last block is not full
+                self._computed(held, now)
 
     def no_events(self) -> None:
         """Note that no events come: the clock alone counts."""
@@ -253,6 +290,7 @@ class EndpointLedger:
         last, self.metrics, self._scraped_at = self.metrics, metrics, begun_at
         if metrics is None:
             self._others = (0, 0)
+            self._count_again()
             return False
         self._measure(last, metrics)
         self._outputs.scraped(last, metrics, now=now)
@@ -268,7 +306,15 @@ class EndpointLedger:
         before = self.num_blocks, self.block_size
         if metrics.num_blocks:
             self.num_blocks, self.block_size = metrics.num_blocks, metrics.block_size
+        self._count_again()
         return before != (self.num_blocks, self.block_size)
+
+    def _count_again(self) -> None:
+        self._running = _Running()
+        self._owing = {held.number: held for held in self._held.values() if held.owed > 0}
+        for held in self._held.values():
+            if held.owed <= 0:
+                self._count(held, 1)
 
     def _measure(self, last: EndpointMetrics | None, metrics: EndpointMetrics) -> None:
         if last is None:
@@ -283,24 +329,21 @@ class EndpointLedger:
 
     def load(self) -> UnitLoad:
         """Return the load that a worker in its place would report."""
-        running = [h for h in self._held.values() if h.owed <= 0]
-        kv_tokens = sum(held.num_tokens for held in running)
+        running = self._running
         return UnitLoad(
             unit=0,
             queued_prefill_tokens=int(self.owed_tokens),
-            num_running=len(running) + self._others[0],
-            kv_tokens=kv_tokens,
+            num_running=running.num_requests + self._others[0],
+            kv_tokens=running.num_tokens,
             num_free_blocks=max(0, self._free_blocks(running)),
         )
 
-    def _free_blocks(self, running: list[_Held]) -> int:
+    def _free_blocks(self, running: _Running) -> int:
         """Return the free blocks of the last scrape, less what has come since."""
         if self.metrics is None or not self.metrics.num_blocks:
-            counted, free = running, self.num_blocks
-        else:
-            counted = [held for held in running if held.sent_at >= self._scraped_at]
-            free = int(self.num_blocks * (1.0 - min(1.0, max(0.0, self.metrics.kv_usage))))
-        return free - sum(blocks_for(held.num_tokens, self.block_size) for held in counted)
+            return self.num_blocks - running.blocks
+        free = int(self.num_blocks * (1.0 - min(1.0, max(0.0, self.metrics.kv_usage))))
+        return free - running.fresh_blocks
 
     def describe(self, info: EndpointInfo) -> None:
         """Take another description of the same address."""

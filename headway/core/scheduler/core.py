@@ -282,9 +282,7 @@ class SchedulerCore:
             return  # it has gone since
         match message:
             case Accepted(dispatch_id):
-                round_trip = instance.accepted(dispatch_id, now=now)
-                if round_trip is not None:
-                    self._pool(instance.info.model).accepted(round_trip)
+                self.accepted(worker_id, dispatch_id, now=now)
             case EndForward():
                 self._state.costs.heard(instance.info, message.costs, message.constants)
                 self.pictures.measured(worker_id, message.costs)
@@ -308,6 +306,13 @@ class SchedulerCore:
                 moved = self._state.tracked.get(message.key)
                 if moved is not None and moved.at is not None:
                     self._pool(moved.model).used(moved, moved.at)
+
+    def accepted(self, worker_id: str, dispatch_id: int, *, now: float) -> None:
+        """Book that a worker has taken a dispatch; that alone lets nobody go."""
+        instance = self._instances[worker_id]
+        round_trip = instance.accepted(dispatch_id, now=now)
+        if round_trip is not None:
+            self._pool(instance.info.model).accepted(round_trip)
 
     def _on_loads(self, instance: Instance, report: LoadReport, now: float) -> None:
         """Take a report on loads to come, if anybody reads it: it may have been on its way."""
