@@ -80,6 +80,23 @@ class KvSink(Protocol):
         """Check that all bytes have come; HeadwayError (INVALID_ARGUMENT) for too few."""
 
 
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """A store of KV blocks in memory: plane ``p`` of block ``b`` is at
+    ``base + p * plane_stride + b * block_stride`` and has ``block_bytes`` bytes.
+
+    ``device``: number of the GPU that has it, None for the host's memory. ``num_bytes``: of all.
+    """
+
+    base: int
+    num_bytes: int
+    num_planes: int
+    plane_stride: int
+    block_stride: int
+    block_bytes: int
+    device: int | None = None
+
+
 class KvAccess(Protocol):
     """An engine's KV, as transfers between workers read and write it."""
 
@@ -108,6 +125,17 @@ class KvAccess(Protocol):
         ``shape`` and ``dtype`` are the sender's. Raises HeadwayError (INVALID_ARGUMENT) for KV
         that these blocks cannot hold.
         """
+
+
+@runtime_checkable
+class KvInMemory(KvAccess, Protocol):
+    """An engine whose KV others may read and write where it is."""
+
+    def kv_memory(self, *, is_host: bool) -> KvMemory | None:
+        """Return the store of blocks on the device, or in host memory; None if there is none."""
+
+    def await_writable(self) -> None:
+        """Wait until no pass has yet to save what blocks on the device held before."""
 
 
 class Backend(KvAccess, Protocol):

@@ -459,6 +459,26 @@ class KvPart:
     more: bool
 
 
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """Blocks in the sender's memory, for the target to read by NIXL; see ``KvMemory``.
+
+    ``notice`` goes to the sender with the end of the read. ``agent``: NIXL's description of the
+    sender's process and of all its registered memory.
+    """
+
+    agent: bytes
+    notice: bytes
+    on_gpu: bool
+    device: int
+    base: int
+    plane_stride: int
+    block_stride: int
+    block_bytes: int
+    num_planes: int
+    blocks: tuple[int, ...]
+
+
 # --- worker and gateway ---------------------------------------------------------------
 
 

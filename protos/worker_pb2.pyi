@@ -933,24 +933,30 @@ class KvChunk(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
     """at most 1 MiB"""
     @_builtins.property
     def header(self) -> Global___KvHeader: ...
     @_builtins.property
     def part(self) -> Global___KvPart: ...
+    @_builtins.property
+    def source(self) -> Global___KvSource:
+        """in place of data"""
+
     def __init__(
         self,
         *,
         header: Global___KvHeader | None = ...,
         data: _builtins.bytes = ...,
         part: Global___KvPart | None = ...,
+        source: Global___KvSource | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "data", b"data", "header", b"header", "part", b"part"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "data", b"data", "header", b"header", "part", b"part", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "data", b"data", "header", b"header", "part", b"part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "data", b"data", "header", b"header", "part", b"part", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "data", "part"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "data", "part", "source"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1050,6 +1056,62 @@ class KvPart(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KvPart: _TypeAlias = KvPart  # noqa: Y015
+
+@_typing.final
+class KvSource(_message.Message):
+    """Memory of the sender, which the target reads by NIXL. The blocks stay as they are until the notice
+    has come; the sender then says so by data without bytes.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    NOTICE_FIELD_NUMBER: _builtins.int
+    ON_GPU_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
+    PLANE_STRIDE_FIELD_NUMBER: _builtins.int
+    BLOCK_STRIDE_FIELD_NUMBER: _builtins.int
+    BLOCK_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_PLANES_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    agent: _builtins.bytes
+    """NIXL's description of the sender's process and its memory"""
+    notice: _builtins.bytes
+    """goes to the sender with the end of the read"""
+    on_gpu: _builtins.bool
+    device: _builtins.int
+    base: _builtins.int
+    """address of plane 0 of block 0"""
+    plane_stride: _builtins.int
+    """bytes"""
+    block_stride: _builtins.int
+    block_bytes: _builtins.int
+    """of one block in one plane"""
+    num_planes: _builtins.int
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        agent: _builtins.bytes = ...,
+        notice: _builtins.bytes = ...,
+        on_gpu: _builtins.bool = ...,
+        device: _builtins.int = ...,
+        base: _builtins.int = ...,
+        plane_stride: _builtins.int = ...,
+        block_stride: _builtins.int = ...,
+        block_bytes: _builtins.int = ...,
+        num_planes: _builtins.int = ...,
+        blocks: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "base", b"base", "block_bytes", b"block_bytes", "block_stride", b"block_stride", "blocks", b"blocks", "device", b"device", "notice", b"notice", "num_planes", b"num_planes", "on_gpu", b"on_gpu", "plane_stride", b"plane_stride"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvSource: _TypeAlias = KvSource  # noqa: Y015
 
 @_typing.final
 class KvReceipt(_message.Message):

@@ -131,6 +131,12 @@ class WorkerConfig(EngineConfig):
         ge=0,
         description="rounds of KV sent while a moving request still runs, 0: none",
     )
+    kv_transport: Literal["grpc", "nixl", "auto"] = Field(
+        "grpc",
+        description="how KV goes to other workers: grpc; nixl: out of this one's memory, by the "
+        "network's own means and not encrypted, where the other one has it, too; auto: nixl if it "
+        "is installed",
+    )
     transfer_timeout: float = Field(30.0, gt=0.0, description="seconds for one KV transfer")
     least_pass_time: float = Field(
         0.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from headway.core.worker.events import (
@@ -17,10 +17,11 @@ from headway.core.worker.events import (
 )
 from headway.engine import KvAccess, KvSink
 from headway.errors import Code, HeadwayError, invalid
-from headway.messages import KvHeader, KvPart
+from headway.messages import KvHeader, KvPart, KvSource
 from headway.request import StreamKey
 from services.runtime import wire
 from services.runtime.failpoints import failpoint
+from services.worker.kv_nixl import HeldSink, NixlKv, by_grpc
 
 KvAnswer = AcceptKv | AcknowledgeKv | RefuseKv
 KvQuestion = KvOffered | KvContinued
@@ -34,7 +35,10 @@ class KvReceiver:
         backend: KvAccess,
         post: Callable[[KvQuestion | KvArrived | KvAborted], None],
         now: Callable[[], float],
+        nixl: NixlKv | None = None,
     ) -> None:
+        """``nixl``: None refuses what is to be read by it, and senders take gRPC."""
+        self._nixl = nixl
         self._backend = backend
         self._post = post
         self._now = now
@@ -76,11 +80,16 @@ class KvReceiver:
     async def _fill(self, answer: AcceptKv, header: KvHeader, chunks: AsyncIterator[Any]) -> None:
         """Write the header's bytes, then those of every part, up to the last."""
         num_tokens, more = header.num_computed_tokens, header.more
-        writer = self._writer(answer, header.shape, header.dtype, 0, num_tokens)
+        writer: KvSink = self._writer(answer, header.shape, header.dtype, 0, num_tokens)
+        first_token = 0
         async for chunk in chunks:
             part = wire.KV.unpack(chunk, now=self._now())
             if isinstance(part, bytes):
-                await _to_the_end(writer.feed, part)
+                await _to_the_end(asyncio.to_thread(writer.feed, part))
+                continue
+            if isinstance(part, KvSource):
+                await _to_the_end(self._read(part, answer, header.block_size, first_token))
+                writer = HeldSink()
                 continue
             if isinstance(part, KvHeader):
                 raise invalid("a later message", "KvHeader", "data or a part")
@@ -92,10 +101,22 @@ class KvReceiver:
             writer = self._writer(
                 answer, part.shape, header.dtype, num_tokens, part.num_computed_tokens
             )
-            num_tokens, more = part.num_computed_tokens, part.more
+            first_token, num_tokens, more = num_tokens, part.num_computed_tokens, part.more
         await asyncio.to_thread(writer.finish)
         if more:
             raise invalid("the last message", "a part with more", "followed by the rest")
+
+    async def _read(
+        self, source: KvSource, answer: AcceptKv, block_size: int, first_token: int
+    ) -> None:
+        """Read blocks from the sender's memory; HeadwayError where it has to send them."""
+        own = self._backend.info.block_size
+        if self._nixl is None:
+            raise by_grpc("this worker takes KV by gRPC alone")
+        if block_size != own or first_token % own:
+            raise by_grpc(f"layouts differ: {block_size} tokens a block there, {own} here")
+        blocks = (answer.host_blocks or answer.blocks)[first_token // own :]
+        await self._nixl.read(source, blocks, to_host=bool(answer.host_blocks))
 
     def _continue(self, key: StreamKey, part: KvPart) -> AcceptKv:
         answer = self._ask(KvContinued(key, part.num_computed_tokens, part.output_token_ids))
@@ -115,9 +136,9 @@ class KvReceiver:
         )
 
 
-async def _to_the_end(write: Callable[[bytes], None], data: bytes) -> None:
-    """Run in a thread; when cancelled, wait for its end, because its blocks come free next."""
-    writing = asyncio.ensure_future(asyncio.to_thread(write, data))
+async def _to_the_end(write: Awaitable[None]) -> None:
+    """Wait for it; when cancelled, too, because its blocks come free next."""
+    writing = asyncio.ensure_future(write)
     try:
         await asyncio.shield(writing)
     except asyncio.CancelledError:

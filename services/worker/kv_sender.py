@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from headway.blocks import blocks_for
 from headway.core.worker.events import KvSent, StartTransfer, TransferEnded
 from headway.engine import KvAccess
 from headway.errors import Code, HeadwayError
-from headway.messages import KvHeader, KvPart
+from headway.messages import KvHeader, KvPart, KvSource
 from headway.request import StreamKey
 from services.runtime import wire
 from services.runtime.channel import Channels
@@ -20,9 +20,46 @@ from services.runtime.failpoints import failpoint
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 from services.worker.config import WorkerConfig
+from services.worker.kv_nixl import NixlKv, NixlOutlet
 from services.worker.metrics import BROKEN, CALLED_OFF, REFUSED, SENT, WorkerMetrics
 
 _LINK_FAULTS = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED})
+_BY_GRPC = 60.0
+"""Seconds in which a worker that has refused NIXL is sent its KV by gRPC."""
+
+
+class KvOutlet(Protocol):
+    """A way for one transfer's KV to its target."""
+
+    @property
+    def name(self) -> str:
+        """Return "grpc" or "nixl"."""
+
+    def send(self, blocks: Sequence[int], *, from_host: bool) -> AsyncIterator[bytes | KvSource]:
+        """Yield what goes to the target; at the end the blocks may change."""
+
+    def close(self) -> None:
+        """Give up what is not at its end."""
+
+
+class GrpcOutlet:
+    """A ``KvOutlet`` of the bytes themselves."""
+
+    name = "grpc"
+
+    def __init__(self, kv: KvAccess) -> None:
+        self._kv = kv
+
+    async def send(
+        self, blocks: Sequence[int], *, from_host: bool
+    ) -> AsyncIterator[bytes | KvSource]:
+        """See ``KvOutlet``."""
+        pieces = self._kv.read_kv(blocks, from_host=from_host)
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            yield bytes(piece)
+
+    def close(self) -> None:
+        """Do nothing: who asks for the next piece has gone."""
 
 
 class KvSender:
@@ -35,7 +72,12 @@ class KvSender:
         post: Callable[[KvSent | TransferEnded], None],
         metrics: WorkerMetrics,
         now: Callable[[], float],
+        nixl: NixlKv | None = None,
     ) -> None:
+        """``nixl``: the way that is taken where the target has it, too."""
+        self._nixl = nixl
+        self._by_grpc: dict[str, float] = {}
+        """Until when, by the address of a target."""
         self._now = now
         self._config = config
         self._backend = backend
@@ -74,7 +116,7 @@ class KvSender:
         if not error:
             failpoint("worker.kv.acked")
             transfer.measure()
-        self._metrics.transferred(transfer.end if error else SENT)
+        self._metrics.transferred(transfer.end if error else SENT, transfer.by, transfer.num_bytes)
         self._post(
             TransferEnded(
                 handoff.key,
@@ -95,29 +137,51 @@ class KvSender:
         log = self._log.bind(
             request_id=transfer.last.request.request_id, target_worker_id=handoff.target_worker_id
         )
-        for is_last_try in (False, True):
+        num_tries = 2
+        while True:
             try:
                 await self._send(transfer)
             except HeadwayError as failed:
                 error = f"{failed.code.name}: {failed.message}"
+                if self._refuses_nixl(transfer, failed):
+                    log.info("kv_by_grpc", reason=error)
+                    transfer.begin_again()
+                    continue
                 log.warning("kv_transfer_failed", error=error)
                 transfer.end = BROKEN if failed.code in _LINK_FAULTS else REFUSED
+                num_tries -= 1
                 is_full = failed.code is Code.RESOURCE_EXHAUSTED
-                if is_last_try or is_full or transfer.last.more:
+                if not num_tries or is_full or transfer.last.more:
                     return error
                 transfer.begin_again()
             else:
                 return ""
-        raise AssertionError("the last try returns")
+
+    def _refuses_nixl(self, transfer: _Transfer, failed: HeadwayError) -> bool:
+        """Return whether to begin again by gRPC; that is the way to this target for a while."""
+        if transfer.by != NixlOutlet.name or failed.code is not Code.FAILED_PRECONDITION:
+            return False
+        self._by_grpc[transfer.last.handoff.target_address] = self._now() + _BY_GRPC
+        return not (transfer.last.more and transfer.num_rounds)
 
     async def _send(self, transfer: _Transfer) -> None:
         address = transfer.last.handoff.target_address
+        outlet: KvOutlet = GrpcOutlet(self._backend)
+        if self._nixl is not None and self._by_grpc.get(address, 0.0) <= self._now():
+            self._by_grpc.pop(address, None)
+            outlet = NixlOutlet(self._nixl)
+        transfer.by = outlet.name
+        if isinstance(outlet, NixlOutlet):
+            await outlet.ready()
         channel = self._channels.to(address)
-        chunks = self._chunks(transfer)
-        await wire.transfer_kv(channel, chunks, within=self._config.transfer_timeout)
+        chunks = self._chunks(transfer, outlet)
+        try:
+            await wire.transfer_kv(channel, chunks, within=self._config.transfer_timeout)
+        finally:
+            outlet.close()
         transfer.rests()
 
-    async def _chunks(self, transfer: _Transfer) -> AsyncIterator[Any]:
+    async def _chunks(self, transfer: _Transfer, outlet: KvOutlet) -> AsyncIterator[Any]:
         num_known: int | None = None  # output tokens
         while True:
             part = await transfer.parts.get()
@@ -125,13 +189,13 @@ class KvSender:
             blocks = self._blocks(part)
             yield wire.KV.pack(self._opening(part, blocks, num_known), now=self._now())
             num_known = len(part.request.output_token_ids)
-            pieces = self._backend.read_kv(blocks, from_host=bool(part.host_blocks))
-            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-                transfer.num_bytes += piece.nbytes
-                yield wire.KV.pack(bytes(piece), now=self._now())
+            async for piece in outlet.send(blocks, from_host=bool(part.host_blocks)):
+                yield wire.KV.pack(piece, now=self._now())
+            transfer.num_bytes += self._backend.info.kv_num_bytes(len(blocks))
             if not part.more:
                 return  # the target's answer ends it
             transfer.rests()
+            transfer.num_rounds += 1
             self._post(KvSent(part.request.key))
 
     def _blocks(self, part: StartTransfer) -> Sequence[int]:
@@ -173,6 +237,9 @@ class _Transfer:
     def __init__(self, first: StartTransfer, metrics: WorkerMetrics) -> None:
         self.last = first
         self.task: asyncio.Task[str] | None = None
+        self.by = GrpcOutlet.name
+        self.num_rounds = 0
+        """Parts that the target has, while the request still runs."""
         self.end = REFUSED
         """How it ended, unless all was sent."""
         self.parts: asyncio.Queue[StartTransfer] = asyncio.Queue()
@@ -195,7 +262,7 @@ class _Transfer:
 
     def begin_again(self) -> None:
         """Restart with all of the KV in one part."""
-        self.num_bytes, self.seconds = 0, 0.0
+        self.num_bytes, self.num_rounds, self.seconds = 0, 0, 0.0
         self.parts = asyncio.Queue()
         self.parts.put_nowait(replace(self.last, first_token=0))
 

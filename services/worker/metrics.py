@@ -133,6 +133,9 @@ class WorkerMetrics:
             "KV for other workers: sent, refused, called off, or the link to them was broken",
             ["end"],
         )
+        self._transfer_bytes = counter(
+            "kv_transfer_bytes", "KV that went to other workers, by its way, bytes", ["by"]
+        )
         for end in TRANSFER_ENDS:  # a rate needs the series before its first count
             self._transfers.labels(end)
         self._drafts = counter(
@@ -248,9 +251,10 @@ class WorkerMetrics:
         self._pause.observe(pause)
         self._missed.observe(num_missed)
 
-    def transferred(self, end: str) -> None:
-        """Count a transfer of KV by how it ended."""
+    def transferred(self, end: str, by: str, num_bytes: int) -> None:
+        """Count a transfer of KV by how it ended, and its bytes by their way."""
         self._transfers.labels(end).inc()
+        self._transfer_bytes.labels(by).inc(num_bytes)
 
     def lost_gateway(self) -> None:
         """Count a token stream that broke."""

@@ -40,6 +40,7 @@ from services.worker.config import WorkerConfig
 from services.worker.control import ControlSession
 from services.worker.engine_thread import EngineThread
 from services.worker.engines import Engine
+from services.worker.kv_nixl import open_nixl
 from services.worker.kv_receiver import KvReceiver
 from services.worker.kv_sender import KvSender
 from services.worker.metrics import PredictionMetrics, WorkerMetrics
@@ -91,11 +92,14 @@ class WorkerService:
         self.control = ControlSession(
             self._post, runtime.clock.now, worker_id=runtime.config.service_id
         )
-        self.receiver = KvReceiver(kv, self._post, runtime.clock.now)
+        self._nixl = open_nixl(config, kv)
+        self.receiver = KvReceiver(kv, self._post, runtime.clock.now, self._nixl)
         self._tokens = TokenLinks(
             config, nonce, self._post, runtime.clock.now, self._metrics.lost_gateway
         )
-        self._sender = KvSender(config, kv, self._post, self._metrics, runtime.clock.now)
+        self._sender = KvSender(
+            config, kv, self._post, self._metrics, runtime.clock.now, self._nixl
+        )
         asked = PredictionMetrics(runtime.metrics)
         self._predictor = PredictorLink(config, info.model, runtime.store, self._post, asked)
         self._kv_events = _publish_kv(config, engine, runtime.clock.now)
@@ -173,6 +177,8 @@ class WorkerService:
         await self._predictor.stop()
         await self._tokens.close()
         await self._sender.close()
+        if self._nixl is not None:
+            await self._nixl.close()
         await self._engine.stop()
         if self._kv_events is not None:
             await self._kv_events.close()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.engine import Buffer, EngineInfo, PassFailure
+from headway.engine import Buffer, EngineInfo, KvMemory, PassFailure
 from headway.errors import invalid
 from headway.forward_pass import PENDING, ForwardPass, HiddenStates, PassItem, PassResult, Sampled
 from headway.request import StreamKey
@@ -132,6 +132,14 @@ class FakeEngine:
         store = self._store(to_host)
         _refuse_unknown(block_ids, len(store))
         return _Writer(self, store, list(block_ids), tuple(shape), first_token, num_tokens)
+
+    def kv_memory(self, *, is_host: bool) -> KvMemory | None:
+        store = self._store(is_host)
+        size = store.itemsize * self.info.block_size
+        return KvMemory(store.ctypes.data, store.nbytes, 1, 0, size, size) if len(store) else None
+
+    def await_writable(self) -> None:
+        self._writable.wait()
 
     def write(self, store: NDArray[np.float32], blocks: list[int], first: int, tokens: Any) -> None:
         self._writable.wait()

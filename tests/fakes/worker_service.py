@@ -6,10 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from headway.errors import Code
 from headway.messages import (
@@ -17,7 +19,7 @@ from headway.messages import (
     Snapshot,
 )
 from headway.request import Request, SamplingParams
-from protos import gateway_pb2, gateway_pb2_grpc, worker_pb2_grpc
+from protos import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.clock import Clock
@@ -33,6 +35,7 @@ from services.worker.servicer import WorkerServicer, build
 from tests.fakes.fake_engine import load_fake
 
 LOADERS: dict[str, Load] = {"torch": load_backend, "fake": load_fake, "openai": load_engine}
+needs_nixl = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
 MODEL = Path(__file__).resolve().parents[2] / "models" / "headway-mini"
 
 
@@ -132,6 +135,14 @@ class Leader:
         code, details = await self._call.code(), await self._call.details()
         metadata = grpc.aio.Metadata()
         return grpc.aio.AioRpcError(code, metadata, metadata, details)
+
+
+async def send_kv(stub: Any, *chunks: worker_pb2.KvChunk) -> Any:
+    async def stream() -> AsyncIterator[worker_pb2.KvChunk]:
+        for chunk in chunks:
+            yield chunk
+
+    return await stub.TransferKv(stream(), timeout=20)
 
 
 def make_request(address: str, stream_id: int = 1, *, max_tokens: int = 4) -> Request:

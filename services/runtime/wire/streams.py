@@ -12,6 +12,7 @@ from headway.messages import (
     FromWorker,
     KvHeader,
     KvPart,
+    KvSource,
     ToGateway,
     ToWorker,
 )
@@ -52,6 +53,6 @@ FROM_WORKER: Union[FromWorker] = Union(
 )
 FROM_GATEWAY: Timed[FromGateway] = Timed(Union(scheduler_pb2.GatewayMessage))
 TO_GATEWAY: Union[ToGateway] = Union(scheduler_pb2.SchedulerMessage)
-KV: Timed[KvHeader | KvPart | bytes] = Timed(Union(worker_pb2.KvChunk))
+KV: Timed[KvHeader | KvPart | KvSource | bytes] = Timed(Union(worker_pb2.KvChunk))
 REQUEST: Codec[Request] = codec_of(Request, common_pb2.Request)
 SET_ROLE: Codec[ChangeRole] = codec_of(ChangeRole, worker_pb2.SetRoleRequest)

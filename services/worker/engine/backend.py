@@ -12,7 +12,7 @@ from typing import Self
 import torch
 
 from headway.cluster import TOKEN_LAYOUT
-from headway.engine import EngineInfo, ModelSize, PassFailure
+from headway.engine import EngineInfo, KvMemory, ModelSize, PassFailure
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import PENDING, ForwardPass, HiddenStates, PassItem, PassResult, Sampled
 from headway.request import SamplingParams, StreamKey, TokenLogprobs
@@ -240,6 +240,15 @@ class TorchBackend:
     ) -> KvWriter:
         """See ``Backend.kv_writer``."""
         return KvWriter(self._store(to_host), block_ids, shape, dtype, num_tokens, first_token)
+
+    def kv_memory(self, *, is_host: bool) -> KvMemory | None:
+        """See ``KvInMemory``."""
+        store = self._host if is_host else self._pool
+        return None if store is None else store.memory()
+
+    def await_writable(self) -> None:
+        """See ``KvInMemory``."""
+        self._pool.writable.wait()
 
     def _store(self, is_host: bool) -> KvStore:
         if not self.info.kv_layout:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from headway.messages import Dispatch, EndForward, Handoff, HandoffResult, UnitBatch
 from headway.request import Request, SamplingParams
-from tests.fakes.worker_service import Leader, Sink, make_request, served
+from tests.fakes.worker_service import Leader, Sink, make_request, needs_nixl, served
 
 SEEDED = SamplingParams(
     temperature=0.9,
@@ -40,6 +40,7 @@ async def tokens_of(found: Sink, count: int) -> list[tuple[int, int, int]]:
         return [await found.tokens.get() for _ in range(count)]
 
 
+BYTES = "headway_worker_kv_transfer_bytes_total"
 TRANSFERS = "headway_worker_kv_transfers_total"
 
 
@@ -49,10 +50,19 @@ def sample(registry: CollectorRegistry, name: str) -> float:
     return value
 
 
+GREEDY = replace(SEEDED, temperature=0.0)
+
+
 @pytest.mark.parametrize(
-    "sampling", [SEEDED, replace(SEEDED, temperature=0.0)], ids=["seeded", "greedy"]
+    ("sampling", "target_block_size", "kv_transport"),
+    [
+        (SEEDED, 16, "grpc"),
+        (GREEDY, 16, "grpc"),
+        (SEEDED, 24, "grpc"),
+        pytest.param(SEEDED, 16, "nixl", marks=needs_nixl),
+        pytest.param(SEEDED, 24, "nixl", marks=needs_nixl),
+    ],
 )
-@pytest.mark.parametrize("target_block_size", [16, 24])
 async def test_it_goes_on_at_the_exact_token(
     store_url: str,
     cluster: str,
@@ -60,11 +70,13 @@ async def test_it_goes_on_at_the_exact_token(
     engine: str,
     sampling: SamplingParams,
     target_block_size: int,
+    kv_transport: str,
 ) -> None:
     found, address = sink
+    both: dict[str, Any] = {"engine": engine, "kv_transport": kv_transport}
     async with (
-        served(store_url, cluster, "a", engine=engine) as (source, source_runtime),
-        served(store_url, cluster, "b", engine=engine, block_size=target_block_size) as (
+        served(store_url, cluster, "a", **both) as (source, source_runtime),
+        served(store_url, cluster, "b", block_size=target_block_size, **both) as (
             target,
             target_runtime,
         ),
@@ -92,6 +104,8 @@ async def test_it_goes_on_at_the_exact_token(
         assert sample(metrics, "headway_worker_move_pause_seconds_sum") > 0
         assert metrics.get_sample_value(TRANSFERS, {"end": "sent"}) == 1
         assert metrics.get_sample_value(TRANSFERS, {"end": "broken"}) == 0
+        way = kv_transport if target_block_size == 16 else "grpc"  # unequal layouts
+        assert (metrics.get_sample_value(BYTES, {"by": way}) or 0) > 0
         costs = "headway_worker_measured_costs"
         link = metrics.get_sample_value(costs, {"cost": "link_per_byte"})
         assert link is not None, "it has measured its link"
@@ -103,11 +117,13 @@ async def test_it_goes_on_at_the_exact_token(
     assert all(s.held == () and s.loads[0].num_free_blocks == 160 for s in snapshots)
 
 
+@pytest.mark.parametrize("kv_transport", ["grpc", pytest.param("nixl", marks=needs_nixl)])
 async def test_a_target_that_is_not_there_leaves_it_where_it_is(
-    store_url: str, cluster: str, sink: tuple[Sink, str]
+    store_url: str, cluster: str, sink: tuple[Sink, str], kv_transport: str
 ) -> None:
     found, address = sink
-    async with served(store_url, cluster, "a", transfer_timeout=0.5) as (source, runtime):
+    options: dict[str, Any] = {"transfer_timeout": 0.5, "kv_transport": kv_transport}
+    async with served(store_url, cluster, "a", **options) as (source, runtime):
         leader = Leader(source, 1)
         await leader.greet()
         request = asking(address, SEEDED)
@@ -121,8 +137,9 @@ async def test_a_target_that_is_not_there_leaves_it_where_it_is(
     assert [index for _, index, _ in first + rest] == list(range(120))
 
 
+@pytest.mark.parametrize("kv_transport", ["grpc", pytest.param("nixl", marks=needs_nixl)])
 async def test_it_moves_out_of_and_into_host_memory(
-    store_url: str, cluster: str, sink: tuple[Sink, str]
+    store_url: str, cluster: str, sink: tuple[Sink, str], kv_transport: str
 ) -> None:
     """Two workers with room for one and a half such requests each, and host memory for the rest."""
     found, address = sink
@@ -133,6 +150,7 @@ async def test_it_moves_out_of_and_into_host_memory(
         "host_kv_gib": 0.01,
         "prefix_caching": False,
         "policy": "batching=fcfs",
+        "kv_transport": kv_transport,
     }
     async with (
         served(store_url, cluster, "a", **tight) as (source, _),

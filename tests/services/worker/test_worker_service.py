@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -25,7 +24,7 @@ from headway.messages import (
 from headway.request import FinishReason
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
-from tests.fakes.worker_service import MODEL, Leader, Sink, make_request, served
+from tests.fakes.worker_service import MODEL, Leader, Sink, make_request, send_kv, served
 
 BLOCK = (6, 2, 16, 2, 32)
 
@@ -127,14 +126,6 @@ async def test_an_unreachable_gateway_frees_its_requests_and_is_counted(
         broken = "headway_worker_broken_token_links_total"
         assert runtime.metrics.get_sample_value(broken) == 1
     assert finished[0].finish_reason is FinishReason.CANCELLED
-
-
-async def send_kv(worker: Any, *chunks: worker_pb2.KvChunk) -> Any:
-    async def stream() -> AsyncIterator[worker_pb2.KvChunk]:
-        for chunk in chunks:
-            yield chunk
-
-    return await worker.TransferKv(stream(), timeout=20)
 
 
 def kv_header(**changes: Any) -> worker_pb2.KvChunk:

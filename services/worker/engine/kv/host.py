@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headway.engine import PassFailure
+from headway.engine import KvMemory, PassFailure
 from headway.forward_pass import ForwardPass, Swap
 from services.worker.engine.kv.pool import DTYPES, KvPool, KvStore, refuse_what_does_not_fit
 
@@ -41,6 +41,10 @@ class HostKv(KvStore):
             dtype=DTYPES[pool.shape.dtype],
             pin_memory=pool.blocks.is_cuda,
         )
+
+    def memory(self) -> KvMemory:
+        """See ``KvStore``."""
+        return self._memory(self.blocks, plane_stride=1, block_stride=2 * self.shape.num_layers)
 
     def read_planes(self, first: int, stop: int, slots: torch.Tensor) -> torch.Tensor:
         """See ``KvStore``."""

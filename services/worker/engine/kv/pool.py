@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from headway.blocks import blocks_for
-from headway.engine import Buffer
+from headway.engine import Buffer, KvMemory
 from headway.errors import Code, HeadwayError, invalid
 from services.worker.engine.kv.memory import available_bytes
 
@@ -84,6 +84,23 @@ class KvStore(ABC):
         slots = blocks[:, None] * self.block_size + np.arange(self.block_size)
         return torch.from_numpy(slots.reshape(-1)[:num_tokens])
 
+    def memory(self) -> KvMemory | None:
+        """Return where its blocks are; None where they are not one piece of memory."""
+        return None
+
+    def _memory(self, tensor: torch.Tensor, plane_stride: int, block_stride: int) -> KvMemory:
+        """Return that of a tensor; the strides are in blocks."""
+        block_bytes = self.block_size * self.shape.plane_bytes_per_token
+        return KvMemory(
+            tensor.data_ptr(),
+            tensor.nbytes,
+            2 * self.shape.num_layers,
+            plane_stride * block_bytes,
+            block_stride * block_bytes,
+            block_bytes,
+            (tensor.device.index or 0) if tensor.is_cuda else None,
+        )
+
     @abstractmethod
     def read_planes(self, first: int, stop: int, slots: torch.Tensor) -> torch.Tensor:
         """Return keys (even planes) and values (odd) of the slots: contiguous, on the CPU."""
@@ -119,6 +136,10 @@ class KvPool(KvStore):
         self.values = tuple(layer[1] for layer in tensor)
         self._planes = tensor.flatten(0, 1)
         self.blocks = self._planes.view(-1, num_blocks, block_size, *self._planes.shape[2:])
+
+    def memory(self) -> KvMemory:
+        """See ``KvStore``."""
+        return self._memory(self._planes, plane_stride=self.num_blocks, block_stride=1)
 
     def read_planes(self, first: int, stop: int, slots: torch.Tensor) -> torch.Tensor:
         """See ``KvStore``."""
