@@ -160,6 +160,13 @@ class KeyRing:
         """Return whether a caller of this name may see what concerns others."""
         return self._file is None or (name in self._keys and self._keys[name].is_operator)
 
+    def knows_operator(self, authorization: str) -> bool:
+        """Return whether it has an operator's key."""
+        try:
+            return self.is_operator(self.check(authorization))
+        except HeadwayError:
+            return False
+
     # --- whose request is it? ---------------------------------------------------------
 
     def new_id(self, kind: str, name: str, given: str = "") -> str:

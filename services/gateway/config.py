@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,6 +14,7 @@ from headway.core.gateway.settings import GatewaySettings
 from headway.core.settings import PolicySettings, policy_settings
 from headway.errors import Code, HeadwayError
 from headway.service_class import ServiceClasses, parse_classes, shipped_classes
+from services.gateway.auth import KeyRing
 from services.gateway.bounds import ClientBounds
 from services.gateway.http.exchange import HttpLimits
 from services.gateway.http.origins import Origins
@@ -186,6 +187,12 @@ class GatewayConfig(PresetConfig):
         """Return the options of the server for workers, which is not the clients'."""
         advertised = self.sink_advertise or _host(self.advertise)
         return self.model_copy(update={"listen": self.sink_listen, "advertise": advertised})
+
+    def sees_tenants(self) -> Callable[[str], bool]:
+        """Return whether it is an operator's key; HeadwayError where the keys cannot be read."""
+        if self.api_key_file is None or not self.monitoring_needs_key:
+            return super().sees_tenants()
+        return KeyRing(self.api_key_file).knows_operator
 
     def policies(self, model: GatewaySettings | None = None) -> PolicySettings:
         """Return the settings of the cores with these options; HeadwayError for an unknown one.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -129,6 +129,10 @@ class ServiceConfig(BaseSettings):
     def service_name(cls) -> str:
         """Return the name in membership and logs, e.g. ``worker`` for WorkerConfig."""
         return cls.__name__.removesuffix("Config").lower()
+
+    def sees_tenants(self) -> Callable[[str], bool]:
+        """Return whether who shows this ``Authorization`` is told tenants' names by the metrics."""
+        return lambda authorization: True
 
 
 C = TypeVar("C", bound=ServiceConfig)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -22,6 +22,8 @@ from prometheus_client import (
     make_wsgi_app,
     start_http_server,
 )
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from headway.errors import Code, HeadwayError
 from services.runtime.config import host_and_port
@@ -94,11 +96,29 @@ class ServiceMetrics:
             self._lag.observe(max(0.0, loop.time() - due_at))
 
 
+class _Nameless(Collector):
+    """The metrics that name no tenant."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            if not any("tenant" in sample.labels for sample in family.samples):
+                yield family
+
+
 @contextmanager
-def serve_metrics(listen: str, registry: CollectorRegistry, probes: Probes) -> Iterator[str]:
+def serve_metrics(
+    listen: str,
+    registry: CollectorRegistry,
+    probes: Probes,
+    sees_tenants: Callable[[str], bool] = lambda authorization: True,
+) -> Iterator[str]:
     """Serve metrics and probes over HTTP at ``host:port`` from a thread; yield the bound address.
 
-    UNAVAILABLE where the address is taken.
+    ``sees_tenants``: whether who asks with this header is shown the tenants' names, and what they
+    use. UNAVAILABLE where the address is taken.
     """
     host, port = host_and_port("metrics_listen", listen)
     try:
@@ -109,7 +129,14 @@ def serve_metrics(listen: str, registry: CollectorRegistry, probes: Probes) -> I
     handler: Any = server.RequestHandlerClass
     silent = {"timeout": _SILENCE}  # of a connection, which holds a thread
     server.RequestHandlerClass = type(handler.__name__, (handler,), silent)
-    server.set_app(probes.beside(make_wsgi_app(registry)))
+    whole, nameless = make_wsgi_app(registry), make_wsgi_app(_Nameless(registry))
+
+    def shown(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        is_told = sees_tenants(environ.get("HTTP_AUTHORIZATION", ""))
+        text: Iterable[bytes] = (whole if is_told else nameless)(environ, start_response)
+        return text
+
+    server.set_app(probes.beside(shown))
     try:
         yield f"{host}:{server.server_port}"
     finally:

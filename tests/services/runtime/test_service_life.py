@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 
+from services.gateway.auth import key_line
+from services.gateway.config import GatewayConfig
 from services.local.store import free_port
 from services.runtime import telemetry
 from services.runtime.probes import Probes
@@ -208,6 +210,29 @@ async def test_metrics_say_whether_it_serves_with_help_and_units(tiny: Start) ->
         assert 'headway_service_info{service="tiny",service_id="tiny-1"' in text
 
 
+async def test_the_metrics_port_names_tenants_to_operators_alone(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    keys = key_line("some", "hw-some"), key_line("boss", "hw-boss", operator=True)
+    file.write_text("\n".join(keys))
+    file.chmod(0o600)
+    registry = CollectorRegistry()
+    Counter("served", "By tenant.", ["tenant"], registry=registry).labels("secret").inc()
+    Counter("all", "In all.", registry=registry).inc()
+
+    def sees(**options: Any) -> Callable[[str], bool]:
+        config = GatewayConfig(service_id="g", model="m", **options)
+        return config.sees_tenants()
+
+    closed = sees(api_key_file=file)
+    with telemetry.serve_metrics("127.0.0.1:0", registry, Probes(), closed) as address:
+        for key, is_told in (("", False), ("hw-some", False), ("hw-boss", True)):
+            text = await asyncio.to_thread(_get, f"http://{address}/metrics", f"Bearer {key}")
+            assert "all_total 1.0" in text
+            assert ("secret" in text) is is_told
+    assert sees()("")
+    assert sees(api_key_file=file, monitoring_needs_key=False)("")
+
+
 async def test_a_silent_connection_to_the_metrics_port_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -240,7 +265,8 @@ async def test_a_taken_metrics_port_is_refused_with_the_way_out(tiny: Start) -> 
             assert await second.ended() == 1
 
 
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url) as response:
+def _get(url: str, authorization: str = "") -> str:
+    asked = urllib.request.Request(url, headers={"authorization": authorization})
+    with urllib.request.urlopen(asked) as response:
         text: str = response.read().decode()
         return text
