@@ -13,6 +13,10 @@ WATCHDOG_FLOOR = 0.25
 """Least seconds of a dispatch's watchdog: five passes of a small model take less time than a hiccup
 of a busy machine."""
 
+DOUBTFUL = 10.0
+"""Seconds in which the last tokens of a request have surely reached its gateway, or its stream is
+known to be broken."""
+
 MOVE_ROUNDS = 4
 """Most rounds that send full blocks of a moving request while it runs."""
 

@@ -183,7 +183,7 @@ class PrefillPool:
     def ended(self, instance: Instance, report: EndForward, *, now: float) -> None:
         """Book the loads and times of a pass. T̄ averages passes with prefill only."""
         worker_id, pass_time = instance.info.worker_id, report.pass_time
-        self._tenants.reported(instance.info)
+        self._tenants.reported(instance.info, report.loads)
         self._num_fruitless, self._rest_until = 0, -inf
         had_backlog, reported_at = instance.has_backlog, instance.reported_at
         for dispatch_id in report.dispatch_ids:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from headway.core.defaults import WATERMARK
+from headway.core.defaults import DOUBTFUL, WATERMARK
 from headway.cost.costs import Costs
 from headway.cost.velocity import TokenLimits
 from headway.policies.packing.flow_control import FlowControl
@@ -22,7 +22,7 @@ class Graces:
 
     election: float = 1.0  # a new leader dispatches after this, or once all members have reported
     gateway: float = 5.0  # requests of a gateway away for longer are cancelled
-    finish: float = 2.0  # a request's last tokens are at its gateway this long after its end
+    finish: float = DOUBTFUL  # a request's last tokens are at its gateway this long after its end
     memory: float = 5.0  # a persisted request that no peer has confirmed by then is dropped
 
 

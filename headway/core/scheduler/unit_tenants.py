@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from headway.cluster import UnitId, WorkerInfo
+from headway.cluster import UnitId, UnitLoad, WorkerInfo
 from headway.core.scheduler.places import OnUnit, Tracked
 from headway.core.scheduler.state import SchedulerState
 from headway.core.scheduler.windows import TenantWindows, within
@@ -45,10 +45,13 @@ class _Queued:
         self.debts: dict[str, _Debt] = {}
         """By tenant; of those who have requests here."""
         self._entries: dict[StreamKey, tuple[Tracked, _Debt]] = {}
-        self._most = _FEW
+        self.most = _FEW
         """Requests from which on a report has them looked through, though nobody asks for sums."""
         self.has_report = False
         """True if a report has come since they were looked through."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def add(self, entry: Tracked) -> None:
         """Count another request."""
@@ -65,19 +68,13 @@ class _Queued:
         if sums.num_requests > 1:
             self.debts[entry.tenant] = sums.plus(own, -1)
 
-    def reported(self, unit: UnitId, tracked: Mapping[StreamKey, Tracked]) -> None:
-        """Note a report of the unit's worker."""
-        self.has_report = True
-        if len(self._entries) > self._most:
-            self.sweep(unit, tracked)
-
     def sweep(self, unit: UnitId, tracked: Mapping[StreamKey, Tracked]) -> None:
         """Forget who is computed or gone."""
         self.has_report = False
         for key, (entry, _) in list(self._entries.items()):
             if tracked.get(key) is not entry or not _is_prompt_on(entry, unit):
                 self._take_out(key)
-        self._most = _FEW + 2 * len(self._entries)
+        self.most = _FEW + 2 * len(self._entries)
 
 
 class UnitTenants:
@@ -94,12 +91,19 @@ class UnitTenants:
         for each in assigned:
             self._units.setdefault(each.unit, _Queued()).add(each.request)
 
-    def reported(self, info: WorkerInfo) -> None:
-        """Forget, sooner or later, who is computed or gone after a worker's report."""
+    def reported(self, info: WorkerInfo, loads: Iterable[UnitLoad]) -> None:
+        """Forget who is computed or gone after a worker's report: at once where few are queued."""
+        queued = {load.unit: load.queued_prefill_tokens for load in loads}
         for number in range(info.num_units):
             unit = UnitId(info.worker_id, number)
-            if unit in self._units:
-                self._units[unit].reported(unit, self._state.tracked)
+            those = self._units.get(unit)
+            if those is None:
+                continue
+            those.has_report = True
+            if len(those) > those.most or not queued.get(number):
+                those.sweep(unit, self._state.tracked)
+            if not those:
+                del self._units[unit]
 
     def forget(self, worker_id: str) -> None:
         """Forget a worker that is gone."""

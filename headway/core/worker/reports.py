@@ -9,6 +9,7 @@ from math import inf, nan
 from typing import Protocol
 
 from headway.cluster import UnitLoad
+from headway.core.defaults import DOUBTFUL
 from headway.core.worker.costs import has_drifted
 from headway.core.worker.drain import newly_movable
 from headway.core.worker.lifecycle import Stage
@@ -31,9 +32,6 @@ from headway.policies.readers import constants_of
 from headway.policies.rescheduling import Horizon, simulate_future
 from headway.request import FinishReason, Phase
 
-DOUBTFUL = 10.0
-"""Seconds in which the last tokens of a request have surely reached its gateway, or its stream is
-known to be broken."""
 _ASK_AFTER = 0.75
 """Share of the time between two load reports: answers are there by the next, and still new."""
 _MOST_ENDED = 1024

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.cluster import Role
+from headway.core.defaults import DOUBTFUL
 from headway.core.scheduler.events import Elected, GatewayConnected, Persist, WorkerReported
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import (
@@ -327,6 +328,16 @@ def test_a_request_found_running_on_two_workers_goes_on_where_it_is_further() ->
         assert scheduler.core.status().num_tracked == 1
         scheduler.end_forward(kept, dispatch_ids=(), finished=(1,))
         assert scheduler.core.status().num_tracked == 0
+
+
+def test_what_a_worker_finished_is_lost_if_it_dies_before_the_tokens_are_surely_there() -> None:
+    for waited, lost in ((DOUBTFUL - 1.0, [1]), (DOUBTFUL + 1.0, [])):
+        scheduler = make_scheduler(("u", Role.UNIFIED))
+        scheduler.submit(1)
+        scheduler.end_forward("u", finished=(1,))
+        scheduler.wait(waited)
+        scheduler.kill("u")
+        assert scheduler.lost() == lost
 
 
 def test_a_request_that_its_worker_cancelled_unasked_is_lost() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headway.cluster import Role
+from headway.core.defaults import DOUBTFUL
 from headway.core.worker.events import (
     GatewayGone,
     LeaderConnected,
@@ -16,7 +17,6 @@ from headway.core.worker.events import (
     StopTransfer,
     TransferEnded,
 )
-from headway.core.worker.reports import DOUBTFUL
 from headway.forward_pass import PassResult, Sampled
 from headway.messages import (
     Accepted,
