@@ -219,12 +219,19 @@ def run(args: argparse.Namespace, known_flags: Iterable[str] = ()) -> int:
         print(f"headway up: {error.message}", file=sys.stderr)
         return 2
 
+    from services.local.forked import Template
+    from services.local.options import imports_ahead
+
+    template = Template(log_folder, imports_ahead(options))
+    template.begin()  # it imports beside this process, which now imports the rest of its own
     from cli.up_screen import Screen
     from services.local.cluster import LocalCluster, serve
 
     async def up() -> None:
         screen = Screen()
-        cluster = LocalCluster(options, log_folder, screen.say, store=store, name=args.cluster)
+        cluster = LocalCluster(
+            options, log_folder, screen.say, store=store, name=args.cluster, template=template
+        )
         async with screen.following(cluster.supervisor.processes, options.url):
             await serve(cluster, screen.say, partial(_say_hello, options, screen))
 

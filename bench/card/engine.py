@@ -16,7 +16,7 @@ from headway.request import SamplingParams, StreamKey
 from services.worker.config import EngineConfig
 from services.worker.engine.backend import TorchBackend
 from services.worker.engine.kv.pool import DTYPES, KvPool
-from services.worker.engine.model.loader import LoadedModel, take_model
+from services.worker.engine.model.loaded import LoadedModel, take_model
 from services.worker.engine.options import Kernels
 from services.worker.engine.queueing import QueueingTorchBackend
 

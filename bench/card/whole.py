@@ -18,7 +18,7 @@ from headway.request import StreamKey
 from services.worker.engine.kv.pool import DTYPES, KvPool
 from services.worker.engine.layout import LayoutBuilder
 from services.worker.engine.model.kernel_decoder import KernelDecoder
-from services.worker.engine.model.loader import LoadedModel, take_model
+from services.worker.engine.model.loaded import LoadedModel, take_model
 
 NUM_LAYERS = 2
 LENGTHS = (70, 300, 700)

@@ -56,7 +56,7 @@ class EnginePlan:
     @staticmethod
     def of(args: argparse.Namespace) -> EnginePlan:
         """Read the command line; HeadwayError for values out of range."""
-        from services.worker.engine.model.loader import checkpoint_dtype
+        from services.worker.engine.model.by_transformers import checkpoint_dtype
 
         engines = tuple(filter(None, args.engines.split(",")))
         for name in engines:

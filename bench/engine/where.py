@@ -15,13 +15,14 @@ from transformers import AutoModelForCausalLM
 
 from headway.forward_pass import ForwardPass, PassItem
 from headway.request import SamplingParams, StreamKey
-from services.worker.engine.attention import ATTENTION_NAME
 from services.worker.engine.backend import TorchBackend
 from services.worker.engine.cpu.fixed import FixedOrder
 from services.worker.engine.cpu.operators import Operators
 from services.worker.engine.cpu.product import FewRows
 from services.worker.engine.kv.pool import DTYPES, KvPool
-from services.worker.engine.model.loader import as_it_is, take_model
+from services.worker.engine.model.by_transformers import as_it_is
+from services.worker.engine.model.loaded import take_model
+from services.worker.engine.model.network_decoder import ATTENTION_NAME
 
 BLOCK_SIZE = 16
 NUM_TIMED = 40

@@ -15,6 +15,7 @@ from typing import Any
 
 from headway.errors import Code, HeadwayError
 from services.local import prometheus
+from services.local.forked import Template
 from services.local.metrics_targets import FILE_NAME, keep_targets
 from services.local.options import ClusterOptions, process_specs, worker_spec
 from services.local.run_file import RunningCluster, leave_run_file, take_run_file_away
@@ -48,6 +49,7 @@ class LocalCluster:
 
     Without a ``store`` URL it has a private one. ``say`` takes lines for a terminal. Where other
     machines reach it, services prove their roles by certificates, which are made if missing.
+    ``template``: what its services are copied from, where that imports already.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class LocalCluster:
         *,
         store: str = "",
         name: str = "default",
+        template: Template | None = None,
     ) -> None:
         if options.needs_certificates and not options.certs:
             options = replace(options, certs=str(log_folder / CERTIFICATES))
@@ -84,7 +87,7 @@ class LocalCluster:
         if self.config.cluster_secret_file is None:
             secret = (log_folder / SECRET_FILE).absolute()
             self.config = self.config.model_copy(update={"cluster_secret_file": secret})
-        self.supervisor = Supervisor(specs, self.config, log_folder, say)
+        self.supervisor = Supervisor(specs, self.config, log_folder, say, template)
         self.scaler = self._make_scaler()
         self._listing: asyncio.Task[None] | None = None
         self._held_folder: int | None = None

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from services.runtime.huge_pages import with_huge_pages
 from services.runtime.rooms import child_environment, module_command
 
 LOG = "template.log"
+_MODULE = "services.local.template"
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -36,6 +37,11 @@ class Order:
     argv: tuple[str, ...]
     imports: tuple[str, ...]
     environment: Mapping[str, str]
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Return what is imported before the fork."""
+        return (f"services.{self.service}.__main__", *self.imports)
 
 
 class NotForked(Exception):  # noqa: N818 (no error: the service is executed instead)
@@ -78,15 +84,23 @@ class ForkedProcess:
 class Template:
     """The process that is copied; it starts with the first order, and anew where it has ended."""
 
-    def __init__(self, log_folder: Path) -> None:
+    def __init__(self, log_folder: Path, ahead: Sequence[str] = ()) -> None:
+        """``ahead``: modules that it imports whether ordered or not, once it runs."""
         self._log_path = log_folder / LOG
+        self._ahead = ahead
         self._orders = asyncio.Lock()
         self._connection: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
+    def begin(self) -> None:
+        """Start it before the first order, where this system can; nothing where it runs."""
+        if self._connection is None and _forks():
+            with suppress(OSError):  # said again, and taken, at the first order
+                self._connection = self._start()
+
     async def fork(self, order: Order, log: int) -> ForkedProcess:
         """Start a service that writes to ``log``; NotForked where it must be executed."""
-        if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        if not _forks():
             raise NotForked("this system cannot")
         message = json.dumps({**asdict(order), "supervisor": os.getpid()}).encode()
         if len(message) > MOST_BYTES:
@@ -121,9 +135,10 @@ class Template:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         environment = child_environment()
-        with theirs, self._log_path.open("wb") as log:
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        with theirs, self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                tethered(module_command("services.local.template", str(theirs.fileno()))),
+                tethered(module_command(_MODULE, str(theirs.fileno()), *self._ahead)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -145,3 +160,7 @@ class Template:
                 os.kill(json.loads(self._connection.recv(MOST_BYTES))["pid"], signal.SIGKILL)
             self._connection.close()
             self._connection = None
+
+
+def _forks() -> bool:
+    return sys.platform == "linux" and hasattr(os, "pidfd_open")

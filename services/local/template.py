@@ -1,4 +1,4 @@
-"""``python -m services.local.template FD LOG``: imports what services need once, and forks them.
+"""``python -m services.local.template FD MODULE…``: imports what services need, and forks them.
 
 Importing torch and transformers takes seconds of CPU, and several of a cluster's processes need
 them. This process imports, and each service is a copy of it that has imported everything already.
@@ -18,9 +18,11 @@ import socket
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from select import select
 from typing import Any, NoReturn
 
 from services.local.tether import end_with
@@ -30,14 +32,18 @@ MOST_BYTES = 200_000
 _PR_SET_NAME = 15
 
 
-def main(connection: socket.socket) -> None:
+def main(connection: socket.socket, ahead: Sequence[str]) -> None:
     """Fork a service for each order, until the other end is closed.
 
-    An order is a JSON object (``forked.Order``) with its log's descriptor; the answer is another:
-    the ``pid``, or ``refused`` with the reason.
+    Between orders it imports the modules ``ahead``, one after the other. An order is a JSON object
+    (``forked.Order``) with its log's descriptor; the answer is another: the ``pid``, or ``refused``
+    with the reason.
     """
     gc.disable()  # what is imported stays
+    waiting = deque(ahead)
     while True:
+        while waiting and not select([connection], [], [], 0)[0]:
+            _import(waiting.popleft())
         text, logs, _, _ = socket.recv_fds(connection, MOST_BYTES, 1)
         if not text:
             return
@@ -47,10 +53,7 @@ def main(connection: socket.socket) -> None:
 
 def _take_order(connection: socket.socket, order: dict[str, Any], log: int) -> None:
     for module in (f"services.{order['service']}.__main__", *order["imports"]):
-        try:
-            import_module(module)
-        except Exception:  # the service says so in its own log
-            traceback.print_exc()
+        _import(module)
     sys.stdout.flush()
     gc.freeze()  # else a service's first collection would write to every page that is shared
     if len(os.listdir("/proc/self/task")) > 1:
@@ -66,6 +69,13 @@ def _take_order(connection: socket.socket, order: dict[str, Any], log: int) -> N
         connection.send(json.dumps({"pid": service}).encode())
         os._exit(0)
     os.waitpid(middle, 0)
+
+
+def _import(module: str) -> None:
+    try:
+        import_module(module)
+    except Exception:  # the service says so in its own log
+        traceback.print_exc()
 
 
 def _serve(connection: socket.socket, order: dict[str, Any], log: int, middle: int) -> NoReturn:
@@ -119,7 +129,7 @@ def run(arguments: Sequence[str]) -> None:
     connection = socket.socket(fileno=int(arguments[0]))
     os.set_inheritable(connection.fileno(), False)
     Path("/proc/self/comm").write_text("headway")
-    main(connection)
+    main(connection, arguments[1:])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Help and refusals of typed mistakes import nothing that takes long: torch, gRPC, the store."""
+"""Help and refusals of typed mistakes import nothing that takes long: torch, gRPC, the store.
+
+A start imports torch, and little of what comes with it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from services.local.options import ClusterOptions, imports_ahead
 
 HEAVY = frozenset(("grpc", "redis", "structlog", "torch", "transformers", "uvloop")) | {
     *("accelerate", "aiohttp", "cryptography", "httpx", "huggingface_hub", "matplotlib"),
@@ -95,3 +100,27 @@ def test_a_typed_mistake_is_refused_before_anything_that_takes_long_is_imported(
     assert says in said
     assert sorted(imported & heavy) == []
     assert not list(tmp_path.iterdir())
+
+
+SLOWER_THAN_TORCH = ("accelerate", "sympy", "torch._dynamo", "transformers", "triton")
+_IMPORT_AHEAD = """
+import sys
+from importlib import import_module
+from services.local.options import ClusterOptions, imports_ahead
+for name in imports_ahead(ClusterOptions()):
+    import_module(name)
+print("torch" in sys.modules, *(name for name in sys.argv[1:] if name in sys.modules))
+"""
+
+
+def test_the_services_of_a_plain_model_import_torch_alone() -> None:
+    argv = [sys.executable, "-c", _IMPORT_AHEAD, *SLOWER_THAN_TORCH]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["True"]
+
+
+def test_the_services_of_another_model_import_what_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    ahead = imports_ahead(ClusterOptions(model=str(tmp_path)))
+    assert ahead[-1] == "transformers.models.qwen3.modeling_qwen3"
+    assert not any("transformers" in name for name in imports_ahead(ClusterOptions()))

@@ -264,6 +264,6 @@ def test_what_loads_a_model_is_copied_from_what_has_imported_torch() -> None:
     workers = specs["decode-1"]
     assert workers is not None
     assert "services.worker.engine.backend" in workers
-    assert any(each.startswith("transformers.models.") for each in workers)
+    assert not any("transformers" in each for each in workers), "the small model is plain"
     elsewhere = process_specs(up.parse(("--engine", "vllm")), num_cores=2)
     assert {s.imports for s in elsewhere if s.service == "worker"} == {None}

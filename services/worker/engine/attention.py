@@ -1,8 +1,4 @@
-"""Paged attention over one flattened, ragged batch, through transformers' attention interface.
-
-The model's own code calls :func:`paged_attention` in each layer with the batch's fresh
-queries, keys and values; :class:`PagedBatch` travels to it as a keyword argument.
-"""
+"""Paged attention over one flattened, ragged batch."""
 
 from __future__ import annotations
 
@@ -12,11 +8,8 @@ from enum import Enum
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
 from services.worker.engine.kv.pool import KvPool
-
-ATTENTION_NAME = "headway_paged"
 
 
 class Reads(Enum):
@@ -177,26 +170,3 @@ def _prefill(
         enable_gqa=query.shape[1] != key.shape[0],
     )
     return output[0].transpose(0, 1).reshape(len(query), -1)
-
-
-def paged_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    scaling: float,
-    headway_batch: PagedBatch,
-    **_: object,
-) -> tuple[torch.Tensor, None]:
-    """Attend for transformers' modules: (1, heads, rows, size) to (1, rows, heads, size)."""
-    layer = module.layer_idx
-    assert isinstance(layer, int), "transformers numbers its attention layers"
-    rows = query[0].transpose(0, 1)
-    fresh = (key[0].transpose(0, 1), value[0].transpose(0, 1))
-    output = attend(layer, rows, *fresh, headway_batch, scaling)
-    return output.view(1, *rows.shape), None
-
-
-AttentionInterface.register(ATTENTION_NAME, paged_attention)

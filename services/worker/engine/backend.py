@@ -22,7 +22,8 @@ from services.worker.engine.kv.host import HostKv, KvSwapper
 from services.worker.engine.kv.memory import available_bytes
 from services.worker.engine.kv.pool import KvPool, KvStore, KvWriter
 from services.worker.engine.layout import LayoutBuilder, PassLayout
-from services.worker.engine.model.loader import LoadedModel, load_model
+from services.worker.engine.model.loaded import LoadedModel
+from services.worker.engine.model.loader import load_model
 from services.worker.engine.model.tensor_parallel import (
     agree_on_least,
     group_size,

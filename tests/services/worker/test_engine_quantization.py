@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headway.errors import HeadwayError
-from services.worker.engine.model import loader
+from services.worker.engine.model import by_transformers
 from services.worker.engine.model.quantization import SCHEMES
 from tests.fakes.engine_rig import Run, Schedule, load, prompt, reference_output, save_checkpoint
 
@@ -158,6 +158,6 @@ def test_a_method_without_its_library_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compressed, _ = save_compressed(tmp_path, "int-quantized", 8, "int")
-    monkeypatch.setattr(loader, "find_spec", lambda name: None)
+    monkeypatch.setattr(by_transformers, "find_spec", lambda name: None)
     with pytest.raises(HeadwayError, match="pip install compressed-tensors"):
         load(compressed, num_blocks=8)

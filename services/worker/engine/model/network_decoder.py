@@ -1,4 +1,8 @@
-"""transformers' own modules over paged KV: for families and weights without a packed decoder."""
+"""transformers' own modules over paged KV: for families and weights without a packed decoder.
+
+A model's own code calls :func:`paged_attention` in each layer with the batch's fresh queries, keys
+and values; :class:`PagedBatch` travels to it as a keyword argument.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import AttentionInterface
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from services.worker.engine.attention import PagedBatch, Reads
+from services.worker.engine.attention import PagedBatch, Reads, attend
 from services.worker.engine.kv.pool import KvPool
 from services.worker.engine.sampler import greatest
+
+ATTENTION_NAME = "headway_paged"
 
 
 class NetworkDecoder:
@@ -68,3 +75,26 @@ class _PassThrough(torch.nn.Module):
 
     def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _Passed:
         return _Passed(last_hidden_state=inputs_embeds)
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    headway_batch: PagedBatch,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """Attend for transformers' modules: (1, heads, rows, size) to (1, rows, heads, size)."""
+    layer = module.layer_idx
+    assert isinstance(layer, int), "transformers numbers its attention layers"
+    rows = query[0].transpose(0, 1)
+    fresh = (key[0].transpose(0, 1), value[0].transpose(0, 1))
+    output = attend(layer, rows, *fresh, headway_batch, scaling)
+    return output.view(1, *rows.shape), None
+
+
+AttentionInterface.register(ATTENTION_NAME, paged_attention)

@@ -84,6 +84,39 @@ def is_packed(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") in PACKED and config.get("hidden_act", "silu") == "silu"
 
 
+_NAMED = (
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+    "vocab_size",
+)
+_NAMED_BY = {"mistral": ("sliding_window",), "qwen3": ("head_dim",)}
+
+
+def is_plain(config: Mapping[str, Any]) -> bool:
+    """Return whether a ``config.json`` says all that the packed decoder asks of a checkpoint.
+
+    Then nothing depends on a family's defaults, and transformers is not needed to read it.
+    """
+    if not is_packed(config) or "quantization_config" in config:
+        return False
+    rope = config.get("rope_parameters") or config
+    named = (*_NAMED, *_NAMED_BY.get(config["model_type"], ()))
+    return (
+        all(name in config for name in named)
+        and "rope_theta" in rope
+        and rope.get("rope_type", "default") == "default"
+        and not config.get("rope_scaling")
+        and not any(config.get(name) for name in ("attention_bias", "mlp_bias"))
+        and not (config["model_type"] != "mistral" and config.get("use_sliding_window"))
+    )
+
+
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
     """Raise HeadwayError for a checkpoint that paged attention would compute incorrectly.
 

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import torch
 from torch import distributed
-from torch.distributed.tensor import DTensor
 
 from headway.errors import Code, HeadwayError
 from services.worker.engine.cpu.linear import Linear
@@ -72,7 +71,7 @@ def share_of_heads(config: Any) -> tuple[int, int]:
 
 def own_share(tensor: torch.Tensor) -> torch.Tensor:
     """Return this process's share of a weight that is shared out, else the weight."""
-    if not isinstance(tensor, DTensor):
+    if not _is_shared(tensor):
         return tensor
     share: torch.Tensor = cast(Any, tensor).to_local()
     return share
@@ -80,10 +79,18 @@ def own_share(tensor: torch.Tensor) -> torch.Tensor:
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """Return the whole of a weight that is shared out; every process must call this."""
-    if not isinstance(tensor, DTensor):
+    if not _is_shared(tensor):
         return tensor
     full: torch.Tensor = cast(Any, tensor).full_tensor()
     return full
+
+
+def _is_shared(tensor: torch.Tensor) -> bool:
+    if group_size() == 1:
+        return False
+    from torch.distributed.tensor import DTensor  # it imports sympy, most of a second
+
+    return isinstance(tensor, DTensor)
 
 
 class SummedLinear(Linear):
