@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 from headway.errors import Code, HeadwayError
 from services.gateway.openai.json import dumps, new_call_id, status_of
 from services.gateway.openai.replies import JSON, ItemReply, ResponseWriter
+from services.gateway.openai.shapes import parse_json_object
 from services.gateway.outputs import Output
 from services.gateway.tool_calls import CallPiece
 
@@ -135,7 +135,6 @@ def _error_body(error: HeadwayError, status: int = 0) -> str:
 def _input_of(arguments: str) -> Json:
     """Return a call's arguments; those that are no JSON object go in one field, as Anthropic's."""
     try:
-        found = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"INVALID_JSON": arguments}
+        return parse_json_object((arguments or "{}").encode("utf-8", "surrogatepass"))
+    except HeadwayError:
+        return {"INVALID_JSON": arguments}

@@ -39,6 +39,13 @@ class ThinkingBlock(Fields):
     thinking: Text
 
 
+class RedactedThinkingBlock(Fields):
+    """Reasoning that another server has encrypted: nobody here can read it, so it is left out."""
+
+    harmless: ClassVar[frozenset[str]] = frozenset({"data"})
+    type: Literal["redacted_thinking"]
+
+
 class ToolUseBlock(Fields):
     """A call of an earlier answer."""
 
@@ -78,6 +85,7 @@ SaidBlock = Annotated[
 AnswerBlock = Annotated[
     Annotated[TextBlock, Tag("~text")]
     | Annotated[ThinkingBlock, Tag("~thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("~redacted_thinking")]
     | Annotated[ToolUseBlock, Tag("~tool_use")],
     Discriminator(_kind),
 ]

@@ -68,7 +68,7 @@ class Screening:
         if path in self._open_paths or self._console.is_open(path):
             return ""
         try:
-            name = self._keys.check(_given_key(path, headers))
+            name = self._name_of(path, headers)
         except HeadwayError as error:
             raise HttpRefusal(401, error, "invalid_api_key") from error
         if path in ("/metrics", TRACE) and not self._keys.is_operator(name):
@@ -76,6 +76,21 @@ class Screening:
             message = f"only an operator's key may see {shown}; ask the operator"
             raise HttpRefusal(403, HeadwayError(Code.PERMISSION_DENIED, message))
         return name
+
+    def _name_of(self, path: str, headers: Mapping[bytes, bytes]) -> str:
+        """Return the name of the caller's key; to /v1/messages either header may bear it.
+
+        Where both come, one of them is often for another server, or a proxy's.
+        """
+        given = headers.get(b"authorization", b"").decode("latin-1")
+        own = headers.get(b"x-api-key", b"").decode("latin-1")
+        if own and path.startswith(MESSAGES):
+            try:
+                return self._keys.check(f"Bearer {own}")
+            except HeadwayError:
+                if not given:
+                    raise
+        return self._keys.check(given)
 
     def _takes_body(self, method: str, path: str) -> bool:
         """Return whether a path takes POST, not GET; refuse an unknown path or another method."""
@@ -91,10 +106,3 @@ class Screening:
             refused = HeadwayError(Code.INVALID_ARGUMENT, message)
             raise HttpRefusal(405, refused, "method_not_allowed")
         return not is_get
-
-
-def _given_key(path: str, headers: Mapping[bytes, bytes]) -> str:
-    """Return the header that bears the caller's key, as ``Authorization`` has it."""
-    given = headers.get(b"authorization", b"").decode("latin-1")
-    own = headers.get(b"x-api-key", b"").decode("latin-1")
-    return f"Bearer {own}" if own and not given and path.startswith(MESSAGES) else given

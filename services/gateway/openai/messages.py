@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -17,7 +16,15 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from services.gateway.openai.shapes import Fields, Neutral, Parts, Text, drop_neutral
+from headway.errors import HeadwayError
+from services.gateway.openai.shapes import (
+    Fields,
+    Neutral,
+    Parts,
+    Text,
+    drop_neutral,
+    parse_json_object,
+)
 
 MAX_TOOLS = 128
 MAX_NAME = 128
@@ -38,10 +45,9 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 def _read_arguments(text: Any) -> Any:
     """Return the object in a call's arguments: templates write objects. Other text stays."""
     try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        return parse_json_object((text or "{}").encode("utf-8", "surrogatepass"))
+    except HeadwayError:
         return text
-    return found if isinstance(found, dict) else text
 
 
 @with_config(ConfigDict(extra="ignore", strict=True))

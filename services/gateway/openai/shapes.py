@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import isfinite
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -24,6 +25,8 @@ from headway.errors import Code, HeadwayError
 MAX_CHOICES = 128  # inputs × n
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
+_GREAT = re.compile(rb"\d[eE]\+?\d{3}|\d{200}")
+"""What a number has that may be read as infinity."""
 
 Neutral = Mapping[str, tuple[Any, ...]]
 """Fields that are refused unless they have one of these values, which ask for nothing."""
@@ -160,16 +163,30 @@ def _path(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
 def parse_json_object(body: bytes) -> dict[str, Any]:
     """Read the body as a JSON object. INVALID_ARGUMENT says what is wrong with it.
 
-    NaN and Infinity, bad UTF-8 and nesting by the hundred are refused.
+    NaN and Infinity, bad UTF-8 and nesting by the hundred are refused, and so are numbers that
+    would be read as infinity.
     """
     try:
         found = from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise _bad_body(_trouble(body, str(error))) from error
+    if _GREAT.search(body) and not _is_finite(found):
+        raise _bad_body("has a number beyond 1.8e308")
     if not isinstance(found, dict):
         kind = _JSON_KINDS.get(type(found), "number")
         raise _bad_body(f"is a JSON {kind}; it must be an object")
     return found
+
+
+def _is_finite(value: Any) -> bool:
+    match value:
+        case float():
+            return isfinite(value)
+        case dict():
+            return all(map(_is_finite, value.values()))
+        case list():
+            return all(map(_is_finite, value))
+    return True
 
 
 def _trouble(body: bytes, error: str) -> str:

@@ -205,6 +205,10 @@ async def test_a_key_comes_in_anthropics_header(tmp_path: Path, store_url: str) 
         async with running.http() as other:  # OpenAI's routes take no such header
             found = await other.get("/v1/models", headers={"x-api-key": "hw-a"})
             assert found.status_code == 401
+            for own, token in (("hw-a", "wrong"), ("wrong", "hw-a"), ("wrong", "wrong")):
+                both = {"x-api-key": own, "authorization": f"Bearer {token}"}
+                sent = await other.post("/v1/messages", json=said("hi"), headers=both)
+                assert sent.status_code == (200 if "hw-a" in (own, token) else 401)
 
 
 def test_everything_that_has_a_counterpart_is_read() -> None:
@@ -259,7 +263,9 @@ def test_an_answer_that_was_begun_goes_on() -> None:
     assert chat(messages=[*HELLO, begun]).ending is ChatEnd.OPEN
     assert chat().ending is ChatEnd.ANSWER
     thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
-    answer = {"role": "assistant", "content": [thought, {"type": "text", "text": "Yes."}]}
+    hidden = {"type": "redacted_thinking", "data": "x+/="}
+    answer = {"role": "assistant", "content": [hidden, thought, {"type": "text", "text": "Yes."}]}
     found = chat(messages=[*HELLO, answer, *HELLO])
     assert found.messages[1]["reasoning_content"] == "hm"
+    assert found.messages[1]["content"] == "Yes."
     assert found.ending is ChatEnd.ANSWER

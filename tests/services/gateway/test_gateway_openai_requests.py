@@ -466,6 +466,8 @@ def test_a_completion_asks_for_logprobs_by_number() -> None:
         (b"[]", "array"),
         (b'{"a": NaN}', "NaN"),
         (b'{"a": -Infinity}', "Infinity"),
+        (b'{"a": [{"b": 1e400}]}', "beyond 1.8e308"),
+        (b'{"a": -' + b"9" * 250 + b"e99}", "beyond 1.8e308"),
         (b'{"a":' * 100_000, "deeply"),
         (b'{"a": ' + b"9" * 5000 + b"}", "JSON"),
     ],
@@ -473,6 +475,11 @@ def test_a_completion_asks_for_logprobs_by_number() -> None:
 def test_a_body_that_is_no_json_object_is_refused(body: bytes, said: str) -> None:
     with pytest.raises(HeadwayError, match=said):
         parse_json_object(body)
+
+
+def test_the_greatest_numbers_and_what_looks_like_greater_ones_pass() -> None:
+    body = b'{"a": 1.5e+308, "b": "1e400", "c": 1e-400, "d": ' + b"9" * 250 + b"}"
+    assert parse_json_object(body) == json.loads(body)
 
 
 JSON = st.recursive(
