@@ -62,6 +62,13 @@ class PickerConfig(PresetConfig):
     num_fallbacks: int = Field(
         _PICKER.num_fallbacks, ge=0, le=16, description="endpoints named behind the first"
     )
+    split_from: float = Field(
+        _PICKER.split_from,
+        ge=0.0,
+        le=3600.0,
+        description="s of a prompt on an endpoint with role decode, from which on one with role "
+        "prefill computes it",
+    )
     scrape_interval: float = Field(1.0, ge=0.05, le=60.0, description="s between scrapes")
     scrape_timeout: float = Field(
         1.0, ge=0.05, le=60.0, description="s without an answer after which a scrape counts as none"
@@ -109,7 +116,7 @@ class PickerConfig(PresetConfig):
 
     def picker_settings(self) -> PickerSettings:
         """Return the picker core's settings."""
-        return PickerSettings(self.longest_hold, self.num_fallbacks)
+        return PickerSettings(self.longest_hold, self.num_fallbacks, split_from=self.split_from)
 
     def service_classes(self) -> ServiceClasses:
         """Return the classes; HeadwayError for a file that has none."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from headway.cluster import Role
 from headway.core.picker.events import MOST_TOKENS, EndpointInfo
 from headway.errors import Code, HeadwayError
 from services.runtime.config import host_and_port
@@ -31,6 +32,8 @@ class EndpointEntry(_Table):
     model: str = ""
     chunk_tokens: int = Field(8192, ge=1, le=MOST_TOKENS)
     max_model_len: int = Field(MOST_TOKENS, ge=1, le=MOST_TOKENS)
+    role: Role = Role.UNIFIED
+    """``prefill`` computes prompts for ``decode``, which does short ones itself."""
     metrics: bool = True
     metrics_port: int = Field(0, ge=0, le=65_535)
     """Port of ``/metrics`` at the same address; 0: that of the endpoint."""
@@ -45,6 +48,13 @@ class EndpointEntry(_Table):
             host_and_port("address", value)
         except HeadwayError as error:
             raise ValueError(error.message) from error
+        return value
+
+    @field_validator("role")
+    @classmethod
+    def _a_role(cls, value: Role) -> Role:
+        if value is Role.CONVERTIBLE:
+            raise ValueError("an endpoint is unified, prefill or decode")
         return value
 
     @model_validator(mode="after")
@@ -127,7 +137,8 @@ async def _addresses(host: str) -> list[str]:
 
 def _listed(entry: EndpointEntry, ip: str, port: int) -> Listed:
     info = EndpointInfo(
-        f"{ip}:{port}", entry.model, entry.chunk_tokens, entry.max_model_len, entry.metrics
+        *(f"{ip}:{port}", entry.model, entry.chunk_tokens, entry.max_model_len, entry.metrics),
+        entry.role,
     )
 
     def at(other: int) -> str:

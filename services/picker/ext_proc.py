@@ -24,6 +24,8 @@ from google.protobuf import struct_pb2
 from headway.core.picker.events import Pick, Refuse, WhyRefused
 
 DESTINATION = "x-gateway-destination-endpoint"
+PREFILLER = "x-prefiller-host-port"
+"""Names who computes the prompt to llm-d's side-car of the endpoint that decodes."""
 SUBSET, SERVED = f"{DESTINATION}-subset", f"{DESTINATION}-served"
 NAMESPACE, SUBSET_NAMESPACE = "envoy.lb", "envoy.lb.subset_hint"
 MOST_PIECE = 62_000
@@ -184,19 +186,26 @@ def _status(message: Any) -> str:
 
 
 def _headers_answer(answer: Answer) -> Any:
-    return _refusal(answer) if isinstance(answer, Refuse) else _pick(answer.endpoints)
+    if isinstance(answer, Refuse):
+        return _refusal(answer)
+    return _pick(answer.endpoints, answer.prefiller)
 
 
 @lru_cache(_KNOWN_PICKS)
-def _pick(addresses: tuple[str, ...]) -> Any:
-    """Return the answer that names these endpoints; nobody changes it."""
+def _pick(addresses: tuple[str, ...], prefiller: str) -> Any:
+    """Return the answer that names these endpoints; nobody changes it.
+
+    A client's own word of who computes its prompt does not count.
+    """
     endpoints = ",".join(addresses)
     metadata = struct_pb2.Struct()
     metadata.update({NAMESPACE: {DESTINATION: endpoints}})
-    common = pb.CommonResponse(
-        clear_route_cache=True,
-        header_mutation=pb.HeaderMutation(set_headers=[_header(DESTINATION, endpoints)]),
-    )
+    headers = pb.HeaderMutation(set_headers=[_header(DESTINATION, endpoints)])
+    if prefiller:
+        headers.set_headers.append(_header(PREFILLER, prefiller))
+    else:
+        headers.remove_headers.append(PREFILLER)
+    common = pb.CommonResponse(clear_route_cache=True, header_mutation=headers)
     return pb.ProcessingResponse(
         request_headers=pb.HeadersResponse(response=common), dynamic_metadata=metadata
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import inf
 
 from headway.blocks import BlockHash
+from headway.cluster import Role
 from headway.core.picker.endpoint import EndpointLedger
 from headway.core.picker.events import (
     EndpointInfo,
@@ -58,6 +59,9 @@ from headway.messages import (
     Dispatch,
     EndForward,
     FinishedRequest,
+    Handoff,
+    HandoffResult,
+    HeldRequest,
     Placed,
     Rejected,
     Snapshot,
@@ -66,7 +70,7 @@ from headway.request import Request, StreamKey
 
 GATEWAY_ID = "picker"
 """The ``gateway_id`` of every request that is asked about."""
-BEST_GUESS, AT_ONCE = "best-guess", "at-once"
+BEST_GUESS, AT_ONCE, SPLIT = "best-guess", "at-once", "split"
 """Rules of answers that the scheduler's core did not give."""
 
 
@@ -86,11 +90,15 @@ class _Known:
 
 @dataclass(slots=True)
 class _Open:
-    """A request until it ends; ``at``: the endpoint named first, "" while it waits."""
+    """A request until it ends; ``at``: the endpoint named first, "" while it waits.
+
+    ``prefiller``: the endpoint that computes its prompt, if another one decodes.
+    """
 
     request: Request
     among: frozenset[str] | None
     at: str = ""
+    prefiller: str = ""
 
 
 class PickerCore:
@@ -130,7 +138,7 @@ class PickerCore:
             case PickAsked():
                 self._on_asked(event, now)
             case PickAskedAtOnce(key, among):
-                self._on_asked_at_once(key, among)
+                self._on_asked_at_once(key, among, now)
             case Responded():
                 self._on_responded(event, now)
             case PickEnded(key):
@@ -185,7 +193,7 @@ class PickerCore:
         request = asked.request
         among = None if asked.among is None else frozenset(asked.among)
         if not self._candidates(among, request.model):
-            self._refuse_none_ready(request.key)
+            self._refuse_none_ready(request.key, now)
             return
         entry = self._open[request.key] = _Open(request, among)
         if all(not self._known[a].joined for a in self._candidates(among, request.model)):
@@ -194,8 +202,94 @@ class PickerCore:
         self._make_room(request, now)
         self._due[request.key] = now + self._settings.longest_hold
         self._waiting.add(request)
-        self._scheduler.restrict(request.key, among)
+        self._scheduler.restrict(request.key, self._places_of_prompt(request, among))
         self._tell(request, now)
+
+    # --- prompts apart ----------------------------------------------------------------
+
+    def _places_of_prompt(
+        self, request: Request, among: frozenset[str] | None
+    ) -> frozenset[str] | None:
+        """Return the endpoints that may compute a prompt: None for any.
+
+        It stays whole on decode endpoints where what is not cached of it takes less than
+        ``split_from`` seconds. Without one it goes to the prefill endpoints.
+        """
+        prefillers = self._prefillers(request.model, among)
+        if not prefillers:
+            return among
+        here = self._candidates(among, request.model)
+        decoders = [a for a in here if self._known[a].endpoint.info.role is Role.DECODE]
+        held = self._scheduler.held_tokens(request, decoders)
+        quick = {
+            address
+            for address, num_held in zip(decoders, held, strict=True)
+            if self._known[address].endpoint.prompt_seconds(request.num_tokens - num_held)
+            < self._settings.split_from
+        }
+        return frozenset(quick or (prefillers if decoders else here))
+
+    def _prefillers(self, model: str, among: frozenset[str] | None) -> set[str]:
+        return {
+            address
+            for address, known in self._known.items()
+            if known.endpoint.info.role is Role.PREFILL
+            and known.joined
+            and known.endpoint.info.model == model
+            and (among is None or address in among)
+        }
+
+    def _is_prefiller(self, address: str) -> bool:
+        known = self._known.get(address)
+        return known is not None and known.endpoint.info.role is Role.PREFILL
+
+    def _prefills(self, address: str, dispatch: Dispatch, now: float) -> None:
+        """Let the scheduler choose at once who decodes: whoever is asked needs both names."""
+        endpoint = self._known[address].endpoint
+        held: list[HeldRequest] = []
+        for request in (each for batch in dispatch.batches for each in batch.requests):
+            entry = self._open.get(request.key)
+            if entry is not None:
+                entry.prefiller = address
+                held.append(
+                    HeldRequest(request.key, request.request_id, 0, request.num_tokens, True)
+                )
+        report = EndForward(endpoint.num_passes, 0.0, (), (endpoint.load(),), prefilled=tuple(held))
+        self._todo += self._scheduler.handle(WorkerReported(address, report), now=now)
+
+    def _handed_off(self, address: str, handoff: Handoff, now: float) -> None:
+        """Name who decodes and who prefills; a request that runs already stays where it is."""
+        entry, target = self._open.get(handoff.key), handoff.target_worker_id
+        goes = entry is not None and entry.prefiller == address and not entry.at
+        if goes and entry is not None:
+            allowed = self._candidates(entry.among, entry.request.model)
+            named = target if target in allowed else next(iter(self._order(allowed)), "")
+            known = self._touch(named)
+            if known is None:
+                self._guess(entry, now)  # whoever could decode has gone
+                return
+            known.endpoint.take(entry.request, 0, 0, now=now)
+            self._answer(entry, named, SPLIT)
+            if named != target:  # the scheduler knows no hints where it places
+                self._tell(CancelStream(handoff.key), now)
+                return
+        result = HandoffResult(
+            *(handoff.key, target, handoff.target_unit),
+            ok=goes,
+            retriable=False,
+            message="" if goes else "no endpoint gives a running request away",
+            fencing_token=handoff.fencing_token,
+        )
+        self._todo += self._scheduler.handle(WorkerReported(address, result), now=now)
+
+    def _has_prefilled(self, entry: _Open, now: float) -> None:
+        """Note that a prompt is computed, or is not to be."""
+        known = self._touch(entry.prefiller)
+        entry.prefiller = ""
+        if known is not None:
+            known.endpoint.end(entry.request.key, now=now)
+
+    # --- answers ----------------------------------------------------------------------
 
     def _make_room(self, request: Request, now: float) -> None:
         """Shed who waits by a lower class, as long as the scheduler would refuse the request."""
@@ -207,23 +301,26 @@ class PickerCore:
             message = "a request of a more urgent class has taken its place in the window"
             self._shed(victim, message, refusal.retry_after, now)
 
-    def _on_asked_at_once(self, key: StreamKey, among: tuple[str, ...] | None) -> None:
+    def _on_asked_at_once(self, key: StreamKey, among: tuple[str, ...] | None, now: float) -> None:
         order = self._order(self._candidates(None if among is None else frozenset(among)))
         if order:
             self._actions.append(Pick(key, order[: 1 + self._settings.num_fallbacks], AT_ONCE))
         else:
-            self._refuse_none_ready(key)
+            self._refuse_none_ready(key, now)
 
     def _waits_no_more(self, key: StreamKey) -> None:
         if self._due.pop(key, None) is not None:
             self._waiting.remove(self._open[key].request)
 
-    def _close(self, key: StreamKey) -> _Open | None:
+    def _close(self, key: StreamKey, now: float) -> _Open | None:
         self._waits_no_more(key)
-        return self._open.pop(key, None)
+        entry = self._open.pop(key, None)
+        if entry is not None:
+            self._has_prefilled(entry, now)
+        return entry
 
-    def _refuse_none_ready(self, key: StreamKey) -> None:
-        self._close(key)
+    def _refuse_none_ready(self, key: StreamKey, now: float) -> None:
+        self._close(key, now)
         message = "no endpoint that may serve this request is ready: try again"
         self._actions.append(Refuse(key, WhyRefused.NONE_READY, message, 1.0))
 
@@ -233,7 +330,7 @@ class PickerCore:
         self._waits_no_more(entry.request.key)
         others = self._order(self._candidates(entry.among, entry.request.model) - {address})
         endpoints = (address, *others[: self._settings.num_fallbacks])
-        self._actions.append(Pick(entry.request.key, endpoints, rule))
+        self._actions.append(Pick(entry.request.key, endpoints, rule, entry.prefiller))
 
     def _answer_overdue(self, now: float) -> None:
         is_any_ready = any(known.joined for known in self._known.values())
@@ -250,16 +347,17 @@ class PickerCore:
                 self._guess(entry, now)
 
     def _shed(self, key: StreamKey, message: str, retry_after: float, now: float) -> None:
-        self._close(key)
+        self._close(key, now)
         self._actions.append(Refuse(key, WhyRefused.SHED, message, retry_after))
         self._tell(CancelStream(key), now)
 
     def _guess(self, entry: _Open, now: float) -> None:
         """Answer at once: the endpoint that owes least, or 503 without any."""
         key = entry.request.key
+        self._has_prefilled(entry, now)
         order = self._order(self._candidates(entry.among, entry.request.model))
         if not order:
-            self._refuse_none_ready(key)
+            self._refuse_none_ready(key, now)
         else:
             known = self._touch(order[0])
             assert known is not None, "it is a candidate"
@@ -271,7 +369,8 @@ class PickerCore:
         """Return the endpoints that may be named: those that are up, or else the silent ones."""
         levels: dict[Level, set[str]] = {Level.UP: set(), Level.SILENT: set(), Level.DOWN: set()}
         for address, known in self._known.items():
-            serves = model is None or known.endpoint.info.model == model
+            info = known.endpoint.info
+            serves = info.role is not Role.PREFILL and (model is None or info.model == model)
             if serves and (among is None or address in among):
                 levels[known.health.level].add(address)
         return levels[Level.UP] or levels[Level.SILENT]
@@ -288,6 +387,7 @@ class PickerCore:
         entry = self._open.get(responded.key)
         if entry is None or not entry.at:
             return
+        self._has_prefilled(entry, now)
         served = responded.served or entry.at
         first, other = self._touch(entry.at), self._touch(served)
         if served != entry.at and first is not None:
@@ -304,7 +404,7 @@ class PickerCore:
             other.health.responded(now=now)
 
     def _on_ended(self, key: StreamKey, now: float) -> None:
-        entry = self._close(key)
+        entry = self._close(key, now)
         if entry is None:
             return
         known = self._touch(entry.at)
@@ -436,10 +536,12 @@ class PickerCore:
                 self._dispatched(address, dispatch, now)
             case SendToGateway(_, Placed() as placed):
                 entry = self._open.get(placed.key)
-                if entry is not None and not entry.at:
+                if entry is not None and not entry.at and not self._is_prefiller(placed.worker_id):
                     self._answer(entry, placed.worker_id, placed.reason)
             case SendToGateway(_, Rejected() as rejected):
                 self._rejected(rejected, now)
+            case SendToWorker(address, Handoff() as handoff):
+                self._handed_off(address, handoff, now)
             case SendToWorker() | SendToGateway() | Persist():
                 pass  # an endpoint takes no other orders, and nobody follows this leader
             case Note() | Decision():
@@ -453,6 +555,8 @@ class PickerCore:
                 owed = self._scheduler.owed_tokens(request.key)
                 known.endpoint.take(request, owed, dispatch.dispatch_id, now=now)
         self._scheduler.accepted(address, dispatch.dispatch_id, now=now)
+        if known.endpoint.info.role is Role.PREFILL:
+            self._prefills(address, dispatch, now)
 
     def _rejected(self, rejected: Rejected, now: float) -> None:
         entry = self._open.get(rejected.key)
@@ -461,7 +565,7 @@ class PickerCore:
         if rejected.code is not Code.RESOURCE_EXHAUSTED:
             self._guess(entry, now)  # the endpoint says itself what is wrong with a request
             return
-        self._close(rejected.key)
+        self._close(rejected.key, now)
         self._actions.append(
             Refuse(rejected.key, WhyRefused.SHED, rejected.message, rejected.retry_after)
         )

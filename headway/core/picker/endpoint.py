@@ -23,6 +23,8 @@ from headway.core.picker.events import (
 from headway.messages import FinishedRequest
 from headway.request import FinishReason, Request, StreamKey
 
+SPLIT_LAYOUT = "the endpoints' own"
+"""Layout of KV that goes from one endpoint to another: their business, and alike for all."""
 _SAMPLES = 32
 """Scrapes whose least seconds of a prompt token count: requests that ran together count twice."""
 _SLOWEST = 2.0
@@ -125,12 +127,15 @@ class EndpointLedger:
 
     @property
     def worker(self) -> WorkerInfo:
-        """The endpoint as the scheduler sees a worker: one unit that prefills and decodes."""
+        """The endpoint as the scheduler sees a worker of one unit.
+
+        One that decodes prefills, too: what is not worth two endpoints runs there.
+        """
         info = self.info
         return WorkerInfo(
             worker_id=info.address,
             address=info.address,
-            role=Role.UNIFIED,
+            role=Role.PREFILL if info.role is Role.PREFILL else Role.UNIFIED,
             model=info.model,
             num_units=1,
             chunk_tokens=info.chunk_tokens,
@@ -138,7 +143,7 @@ class EndpointLedger:
             num_blocks=self.num_blocks,
             max_model_len=info.max_model_len,
             kv_bytes_per_token=0,
-            kv_layout="",
+            kv_layout="" if info.role is Role.UNIFIED else SPLIT_LAYOUT,
         )
 
     def status(self, health: str) -> EndpointStatus:
@@ -162,6 +167,10 @@ class EndpointLedger:
         """Prompt tokens that it still has to compute, those of others included."""
         own = sum([held.owed for held in self._owing.values()])
         return own + self._others[1] * self._mean_tokens
+
+    def prompt_seconds(self, num_tokens: int) -> float:
+        """Return the time that prompt tokens take here, by what has been measured."""
+        return num_tokens * self._token_time
 
     @property
     def num_requests(self) -> int:

@@ -8,6 +8,7 @@ from enum import Enum
 from math import inf
 
 from headway.blocks import BlockHash
+from headway.cluster import Role
 from headway.core.scheduler.events import Decision, Note
 from headway.request import Request, StreamKey
 
@@ -30,6 +31,7 @@ class EndpointInfo:
 
     ``chunk_tokens``: most tokens of one of its passes (vLLM's ``max_num_batched_tokens``).
     ``has_metrics``: False if nobody scrapes it; responses alone say then whether it lives.
+    ``role``: PREFILL computes prompts alone, DECODE takes KV from those and whole requests, too.
     """
 
     address: str
@@ -37,6 +39,7 @@ class EndpointInfo:
     chunk_tokens: int = 8192
     max_model_len: int = MOST_TOKENS
     has_metrics: bool = True
+    role: Role = Role.UNIFIED
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +174,15 @@ PickerEvent = (
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """The answer: these endpoints, in the order in which they are to be tried."""
+    """The answer: these endpoints, in the order in which they are to be tried.
+
+    ``prefiller``: the endpoint that computes the prompt before, "" if they do it themselves.
+    """
 
     key: StreamKey
     endpoints: tuple[str, ...]
     rule: str
+    prefiller: str = ""
 
 
 class WhyRefused(Enum):
@@ -215,12 +222,14 @@ class PickerSettings:
     """``longest_hold``: seconds after which a request that waits goes to the best guess.
 
     ``num_fallbacks``: endpoints named behind the first. ``first_pass``: seconds that a pass of a
-    full chunk is taken to last while nothing has been measured.
+    full chunk is taken to last while nothing has been measured. ``split_from``: a prompt that takes
+    a decode endpoint so many seconds is computed elsewhere.
     """
 
     longest_hold: float = 5.0
     num_fallbacks: int = 2
     first_pass: float = 0.05
+    split_from: float = 0.1
     rests: tuple[float, float] = field(default=(1.0, 30.0))
     """Seconds, first and longest, without requests for an endpoint that failed and that nobody
     scrapes."""

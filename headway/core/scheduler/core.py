@@ -395,6 +395,10 @@ class SchedulerCore:
         """Return the tokens of a live request without those cached at its unit."""
         return self._state.tracked[key].num_owed_tokens
 
+    def held_tokens(self, request: Request, worker_ids: Sequence[str]) -> list[int]:
+        """Return how many tokens of a prompt the first units of workers have cached."""
+        return self._pool(request.model).held_tokens(request, worker_ids)
+
     def cached(self, worker_id: str, prefixes: CachedPrefixes) -> None:
         """Take beginnings that a worker has cached since its snapshot."""
         info = self._instances[worker_id].info

@@ -169,6 +169,12 @@ class PrefillPool:
             return None
         return self._prefixes.matches(entry)
 
+    def held_tokens(self, request: Request, worker_ids: Sequence[str]) -> list[int]:
+        """Return how many tokens of a prompt the first units of workers hold."""
+        if self._prefixes is None:
+            return [0] * len(worker_ids)
+        return self._prefixes.held_tokens(request, (UnitId(each, 0) for each in worker_ids))
+
     def used(self, entry: Tracked, unit: UnitId, names: Sequence[BlockHash] = ()) -> None:
         """Note that a unit has the KV of a request, with waypoints behind its prompt by name."""
         if self._prefixes is not None:

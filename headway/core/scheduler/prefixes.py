@@ -17,6 +17,7 @@ from headway.core.scheduler.places import Tracked
 from headway.core.scheduler.prefix_figures import DEVICE, HOST, PrefixFigures, TierFigures
 from headway.messages import Admission, CachedPrefixes
 from headway.policies.dispatch.prefix_hits import NO_HIT, Hit
+from headway.request import Request
 
 MOST_FALSE_CLAIMS = 3
 """Claims of a worker's snapshot that may fail before none is believed until it joins again."""
@@ -267,6 +268,12 @@ class Prefixes:
             return None
         device, host = self._device.groups(names), self._host.groups(names)
         return IndexMatches(self._units, self._bits, self._active, anywhere, device, host)
+
+    def held_tokens(self, request: Request, units: Iterable[UnitId]) -> list[int]:
+        """Return how many tokens of a prompt units hold on their devices."""
+        names = waypoint_names(request.prompt_token_ids, request.cache_salt)
+        bits = (self._bits.get(unit) for unit in units)
+        return [0 if b is None else waypoint(self._device.num_held(names, b)) for b in bits]
 
     def hit(self, entry: Tracked, unit: UnitId) -> Hit:
         """Return what a unit holds of its prompt."""

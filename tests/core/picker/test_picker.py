@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from headway.blocks import block_names, waypoint_names
-from headway.core.picker.core import AT_ONCE, BEST_GUESS, GATEWAY_ID, PickerCore
+from headway.core.picker.core import AT_ONCE, BEST_GUESS, GATEWAY_ID
 from headway.core.picker.endpoint import EndpointLedger
 from headway.core.picker.events import (
     EndpointInfo,
@@ -19,10 +18,7 @@ from headway.core.picker.events import (
     Ends,
     KvChanged,
     Pick,
-    PickAsked,
     PickAskedAtOnce,
-    PickEnded,
-    PickerAction,
     PickerSettings,
     Refuse,
     Responded,
@@ -35,89 +31,10 @@ from headway.core.picker.kv_chains import KvChains
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.policies.packing.flow_control import FlowControl
 from headway.request import Request, SamplingParams, StreamKey
-from headway.service_class import NO_STANDING, Standing, shipped_classes
+from headway.service_class import Standing, shipped_classes
+from tests.fakes.picker_core import CHUNK, SCHEDULER, Gateway
 
 A, B, C = "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000"
-_CHUNK = 1000
-_SCHEDULER = SchedulerSettings(
-    dispatch="sbs-warm", dispatch_params={"watchdog_floor": 1e6}, prefix_hits=True
-)
-
-
-class Gateway:
-    """Asks one core, and keeps its answers."""
-
-    def __init__(
-        self,
-        *addresses: str,
-        scheduler: SchedulerSettings = _SCHEDULER,
-        settings: PickerSettings | None = None,
-    ) -> None:
-        self.core = PickerCore(scheduler, settings)
-        self.now = 100.0
-        self.answers: dict[int, Pick | Refuse] = {}
-        self._number = 0
-        for address in addresses:
-            self.handle(EndpointListed(EndpointInfo(address, "m", _CHUNK)))
-            self.scraped(address)
-
-    def handle(self, event: object) -> None:
-        self._keep(self.core.handle(event, now=self.now))  # type: ignore[arg-type]
-
-    def _keep(self, actions: Sequence[PickerAction]) -> None:
-        for action in actions:
-            if isinstance(action, Pick | Refuse):
-                assert action.key.stream_id not in self.answers, "a request is answered once"
-                self.answers[action.key.stream_id] = action
-
-    def scraped(self, address: str, result: EndpointMetrics | Silence | None = None) -> None:
-        self.handle(Scraped(address, result or EndpointMetrics(), self.now))
-
-    def ask(
-        self,
-        num_tokens: int = 100,
-        *,
-        among: tuple[str, ...] | None = None,
-        token_ids: Sequence[int] | None = None,
-        max_tokens: int = 16,
-        standing: Standing = NO_STANDING,
-    ) -> int:
-        self._number += 1
-        tokens = token_ids or array(
-            "I", range(self._number << 16, (self._number << 16) + num_tokens)
-        )
-        request = Request(
-            f"r{self._number}",
-            "m",
-            tokens,
-            SamplingParams(max_tokens=max_tokens),
-            self.now,
-            stream_id=self._number,
-            gateway_id=GATEWAY_ID,
-            standing=standing,
-        )
-        self.handle(PickAsked(request, among))
-        return self._number
-
-    def pass_time(self, seconds: float) -> None:
-        until = self.now + seconds
-        while (at := self.core.next_wakeup) is not None and at <= until:
-            self.now = max(self.now, at) + 1e-6
-            self._keep(self.core.wake(now=self.now))
-        self.now = until
-
-    def pick(self, number: int) -> Pick:
-        answer = self.answers[number]
-        assert isinstance(answer, Pick), answer
-        return answer
-
-    def refusal(self, number: int) -> Refuse:
-        answer = self.answers[number]
-        assert isinstance(answer, Refuse), answer
-        return answer
-
-    def end(self, number: int) -> None:
-        self.handle(PickEnded(StreamKey(GATEWAY_ID, number)))
 
 
 def test_a_request_gets_an_idle_endpoint_at_once_and_the_others_as_fallbacks() -> None:
@@ -146,7 +63,7 @@ def test_without_an_endpoint_a_request_is_refused_as_none_is_ready() -> None:
 
 def test_an_endpoint_takes_requests_only_after_its_first_scrape() -> None:
     gateway = Gateway()
-    gateway.handle(EndpointListed(EndpointInfo(A, "m", _CHUNK)))
+    gateway.handle(EndpointListed(EndpointInfo(A, "m", CHUNK)))
     assert gateway.refusal(gateway.ask()).reason is WhyRefused.NONE_READY
     gateway.scraped(A)
     assert gateway.pick(gateway.ask()).endpoints == (A,)
@@ -154,7 +71,7 @@ def test_an_endpoint_takes_requests_only_after_its_first_scrape() -> None:
 
 def test_requests_beyond_a_pass_wait_in_the_window_until_prompts_are_through() -> None:
     gateway = Gateway(A, settings=PickerSettings(first_pass=1.0, longest_hold=60.0))
-    first, second = gateway.ask(_CHUNK), gateway.ask(_CHUNK)
+    first, second = gateway.ask(CHUNK), gateway.ask(CHUNK)
     assert first in gateway.answers
     assert second not in gateway.answers
     gateway.pass_time(1.1)
@@ -163,15 +80,15 @@ def test_requests_beyond_a_pass_wait_in_the_window_until_prompts_are_through() -
 
 def test_the_end_of_a_response_says_that_its_prompt_is_through() -> None:
     gateway = Gateway(A, settings=PickerSettings(first_pass=1e4, longest_hold=1e6))
-    first, second = gateway.ask(_CHUNK), gateway.ask(_CHUNK)
+    first, second = gateway.ask(CHUNK), gateway.ask(CHUNK)
     gateway.end(first)
     assert second in gateway.answers
 
 
 def test_a_step_of_kv_events_ends_the_prompts_that_it_has_computed() -> None:
     gateway = Gateway(A, settings=PickerSettings(first_pass=1e4, longest_hold=1e6))
-    gateway.ask(_CHUNK)
-    second = gateway.ask(_CHUNK)
+    gateway.ask(CHUNK)
+    second = gateway.ask(CHUNK)
     assert second not in gateway.answers
     stored = StoredBlocks(tuple(range(62)), None, array("I", range(992)), 16)
     gateway.handle(KvChanged(A, (stored,)))
@@ -188,8 +105,8 @@ def test_lost_kv_events_leave_the_clock() -> None:
 
 def test_a_request_that_has_waited_its_time_goes_to_the_best_guess() -> None:
     gateway = Gateway(A, B, settings=PickerSettings(first_pass=1e4, longest_hold=2.0))
-    gateway.ask(_CHUNK), gateway.ask(_CHUNK)
-    third = gateway.ask(_CHUNK)
+    gateway.ask(CHUNK), gateway.ask(CHUNK)
+    third = gateway.ask(CHUNK)
     gateway.pass_time(1.9)
     assert third not in gateway.answers
     gateway.pass_time(0.2)
@@ -200,8 +117,8 @@ def test_a_window_without_room_sheds_with_a_hint_when_to_come_again() -> None:
     scheduler = SchedulerSettings(dispatch="sbs-warm", max_waiting=1, prefix_hits=True)
     settings = PickerSettings(first_pass=1e4, longest_hold=1e6)
     gateway = Gateway(A, scheduler=scheduler, settings=settings)
-    gateway.ask(_CHUNK), gateway.ask(_CHUNK)
-    refusal = gateway.refusal(gateway.ask(_CHUNK))
+    gateway.ask(CHUNK), gateway.ask(CHUNK)
+    refusal = gateway.refusal(gateway.ask(CHUNK))
     assert refusal.reason is WhyRefused.SHED
     assert refusal.retry_after >= 1.0
 
@@ -213,9 +130,9 @@ def test_requests_that_have_waited_too_many_cycles_make_flow_control_shed() -> N
     settings = PickerSettings(first_pass=1.0, longest_hold=1e6)
     gateway = Gateway(A, scheduler=scheduler, settings=settings)
     for _ in range(20):
-        gateway.ask(_CHUNK)
+        gateway.ask(CHUNK)
     gateway.pass_time(10.0)
-    assert gateway.refusal(gateway.ask(_CHUNK)).reason is WhyRefused.SHED
+    assert gateway.refusal(gateway.ask(CHUNK)).reason is WhyRefused.SHED
 
 
 def test_a_subset_hint_names_the_only_endpoints_that_may_serve() -> None:
@@ -226,9 +143,9 @@ def test_a_subset_hint_names_the_only_endpoints_that_may_serve() -> None:
 
 def test_a_request_with_a_subset_waits_for_its_own_endpoints_and_holds_up_nobody() -> None:
     gateway = Gateway(A, B, settings=PickerSettings(first_pass=1e4, longest_hold=1e6))
-    first = gateway.ask(_CHUNK, among=(B,))
-    second = gateway.ask(_CHUNK, among=(B,))
-    third = gateway.ask(_CHUNK)
+    first = gateway.ask(CHUNK, among=(B,))
+    second = gateway.ask(CHUNK, among=(B,))
+    third = gateway.ask(CHUNK)
     assert gateway.pick(first).endpoints == (B,)
     assert second not in gateway.answers
     assert gateway.pick(third).endpoints[0] == A
@@ -248,7 +165,7 @@ def test_a_request_without_a_prompt_is_answered_at_once() -> None:
 
 def test_a_request_too_long_for_every_endpoint_goes_to_one_that_says_so_itself() -> None:
     gateway = Gateway()
-    gateway.handle(EndpointListed(EndpointInfo(A, "m", _CHUNK, max_model_len=50)))
+    gateway.handle(EndpointListed(EndpointInfo(A, "m", CHUNK, max_model_len=50)))
     gateway.scraped(A)
     assert gateway.pick(gateway.ask(100)).rule == BEST_GUESS
 
@@ -355,7 +272,7 @@ def test_an_endpoint_whose_metrics_are_silent_stays_while_it_answers_requests() 
 
 def test_an_endpoint_without_metrics_is_up_and_its_passes_are_guessed() -> None:
     gateway = Gateway()
-    gateway.handle(EndpointListed(EndpointInfo(A, "m", _CHUNK)))
+    gateway.handle(EndpointListed(EndpointInfo(A, "m", CHUNK)))
     gateway.scraped(A, Silence.NO_METRICS)
     assert gateway.pick(gateway.ask()).endpoints == (A,)
     assert gateway.core.endpoints()[0].ends is Ends.GUESSED
@@ -363,7 +280,7 @@ def test_an_endpoint_without_metrics_is_up_and_its_passes_are_guessed() -> None:
 
 def test_an_endpoint_that_nobody_scrapes_rests_after_a_failure_longer_each_time() -> None:
     gateway = Gateway()
-    gateway.handle(EndpointListed(EndpointInfo(A, "m", _CHUNK, has_metrics=False)))
+    gateway.handle(EndpointListed(EndpointInfo(A, "m", CHUNK, has_metrics=False)))
     for rest in (1.0, 2.0, 4.0):
         number = gateway.ask()
         gateway.handle(Responded(StreamKey(GATEWAY_ID, number), failed=True))
@@ -375,8 +292,8 @@ def test_an_endpoint_that_nobody_scrapes_rests_after_a_failure_longer_each_time(
 
 def test_requests_that_wait_are_refused_when_the_last_endpoint_dies() -> None:
     gateway = Gateway(A, settings=PickerSettings(first_pass=1e4, longest_hold=1e6))
-    gateway.ask(_CHUNK)
-    second = gateway.ask(_CHUNK)
+    gateway.ask(CHUNK)
+    second = gateway.ask(CHUNK)
     gateway.scraped(A, Silence.REFUSED)
     assert gateway.refusal(second).reason is WhyRefused.NONE_READY
 
@@ -389,8 +306,8 @@ def test_an_endpoint_that_is_no_longer_listed_gets_no_more() -> None:
 
 def test_a_request_whose_client_leaves_while_it_waits_is_never_answered() -> None:
     gateway = Gateway(A, settings=PickerSettings(first_pass=1.0, longest_hold=60.0))
-    gateway.ask(_CHUNK)
-    second = gateway.ask(_CHUNK)
+    gateway.ask(CHUNK)
+    second = gateway.ask(CHUNK)
     gateway.end(second)
     gateway.pass_time(5.0)
     assert second not in gateway.answers
@@ -441,23 +358,23 @@ def _standing(name: str = "", tenant: str = "") -> Standing:
 
 def _full(*names: str, max_waiting: int = 2, tenant: str = "") -> tuple[Gateway, list[int]]:
     """A gateway whose endpoint is busy, and requests of these classes that wait."""
-    scheduler = replace(_SCHEDULER, max_waiting=max_waiting)
+    scheduler = replace(SCHEDULER, max_waiting=max_waiting)
     settings = PickerSettings(first_pass=1e4, longest_hold=60.0)
     gateway = Gateway(A, scheduler=scheduler, settings=settings)
-    gateway.ask(_CHUNK, standing=_standing("", tenant))
-    waiting = [gateway.ask(_CHUNK, standing=_standing(name, tenant)) for name in names]
+    gateway.ask(CHUNK, standing=_standing("", tenant))
+    waiting = [gateway.ask(CHUNK, standing=_standing(name, tenant)) for name in names]
     assert not any(number in gateway.answers for number in waiting)
     return gateway, waiting
 
 
 def test_a_full_window_sheds_the_lowest_class_first() -> None:
     gateway, (batch, agent) = _full("batch", "agent")
-    first = gateway.ask(_CHUNK, standing=_standing("interactive"))
+    first = gateway.ask(CHUNK, standing=_standing("interactive"))
     assert gateway.refusal(batch).reason is WhyRefused.SHED
     assert gateway.refusal(batch).retry_after >= 1.0
-    second = gateway.ask(_CHUNK, standing=_standing("interactive"))
+    second = gateway.ask(CHUNK, standing=_standing("interactive"))
     assert gateway.refusal(agent).reason is WhyRefused.SHED
-    third = gateway.ask(_CHUNK, standing=_standing("interactive"))
+    third = gateway.ask(CHUNK, standing=_standing("interactive"))
     assert gateway.refusal(third).reason is WhyRefused.SHED
     assert gateway.core.num_waiting == 2
     assert not {first, second} & gateway.answers.keys()
@@ -465,33 +382,33 @@ def test_a_full_window_sheds_the_lowest_class_first() -> None:
 
 def test_of_one_class_the_newest_is_shed() -> None:
     gateway, (older, newer) = _full("batch", "batch")
-    gateway.ask(_CHUNK, standing=_standing())
+    gateway.ask(CHUNK, standing=_standing())
     assert list(gateway.answers) == [1, newer]
     assert older not in gateway.answers
 
 
 def test_an_equal_class_sheds_nobody() -> None:
     gateway, _ = _full("batch", "batch")
-    last = gateway.ask(_CHUNK, standing=_standing("batch"))
+    last = gateway.ask(CHUNK, standing=_standing("batch"))
     assert gateway.refusal(last).reason is WhyRefused.SHED
     assert gateway.core.num_waiting == 2
 
 
 def test_nobody_is_shed_for_a_tenant_that_has_too_many() -> None:
     gateway, _ = _full(*["interactive"] * 4, max_waiting=5, tenant="t")
-    other = gateway.ask(_CHUNK, standing=_standing("batch", "other"))
-    last = gateway.ask(_CHUNK, standing=_standing("interactive", "t"))
+    other = gateway.ask(CHUNK, standing=_standing("batch", "other"))
+    last = gateway.ask(CHUNK, standing=_standing("interactive", "t"))
     assert gateway.refusal(last).reason is WhyRefused.SHED
     assert other not in gateway.answers
 
 
 def test_a_class_that_waits_for_all_others_closes_the_door_to_none_of_them() -> None:
-    scheduler = replace(_SCHEDULER, flow_control=FlowControl(1))
+    scheduler = replace(SCHEDULER, flow_control=FlowControl(1))
     settings = PickerSettings(first_pass=1.0, longest_hold=1e6)
     gateway = Gateway(A, scheduler=scheduler, settings=settings)
-    waiting = [gateway.ask(_CHUNK, standing=_standing("batch")) for _ in range(12)]
+    waiting = [gateway.ask(CHUNK, standing=_standing("batch")) for _ in range(12)]
     gateway.pass_time(6.0)
-    urgent = gateway.ask(_CHUNK, standing=_standing("interactive"))
+    urgent = gateway.ask(CHUNK, standing=_standing("interactive"))
     shed = [number for number in waiting if isinstance(gateway.answers.get(number), Refuse)]
     assert shed
     assert not isinstance(gateway.answers.get(urgent), Refuse)
@@ -505,7 +422,7 @@ def test_who_yields_is_shed_when_its_time_is_over_and_others_are_not() -> None:
 
 
 def test_tenants_pay_for_what_their_requests_have_drawn() -> None:
-    ledger = EndpointLedger(EndpointInfo(A, "m", _CHUNK), 0.01)
+    ledger = EndpointLedger(EndpointInfo(A, "m", CHUNK), 0.01)
     request = Request("r", "m", range(10), SamplingParams(max_tokens=500), 0.0, stream_id=1)
     ledger.scraped(EndpointMetrics(num_running=2, output_tokens=1000), 0.0, now=0.0)
     ledger.take(request, 10, 1, now=0.0)
@@ -521,16 +438,16 @@ def test_a_tenant_with_long_answers_waits_for_one_with_short_ones() -> None:
     num_output = 0
     for _ in range(2):  # one tenant's requests run for ten seconds, the other's end at once
         for tenant, seconds in (("long", 10.0), ("short", 0.0)):
-            number = gateway.ask(_CHUNK, standing=_standing("", tenant), max_tokens=5000)
+            number = gateway.ask(CHUNK, standing=_standing("", tenant), max_tokens=5000)
             gateway.pass_time(1.0)
             for _ in range(int(seconds)):
                 gateway.pass_time(1.0)
                 num_output += 300
                 gateway.scraped(A, EndpointMetrics(num_running=1, output_tokens=num_output))
             gateway.end(number)
-    gateway.ask(_CHUNK)
+    gateway.ask(CHUNK)
     waiting = {
-        tenant: gateway.ask(_CHUNK, standing=_standing("", tenant)) for tenant in ("long", "short")
+        tenant: gateway.ask(CHUNK, standing=_standing("", tenant)) for tenant in ("long", "short")
     }
     gateway.pass_time(1.01)
     assert waiting["short"] in gateway.answers

@@ -1,0 +1,112 @@
+"""The picker's core in front of endpoints of which some compute prompts and others decode."""
+
+from __future__ import annotations
+
+from headway.cluster import Role
+from headway.core.picker.core import BEST_GUESS, GATEWAY_ID, SPLIT
+from headway.core.picker.events import (
+    EndpointInfo,
+    EndpointListed,
+    EndpointMetrics,
+    EndpointUnlisted,
+    PickEnded,
+    Responded,
+    Silence,
+)
+from headway.request import StreamKey
+from tests.fakes.picker_core import Gateway
+
+P, Q, D, E = "10.0.1.1:8000", "10.0.1.2:8000", "10.0.2.1:8000", "10.0.2.2:8000"
+_TOKEN = 0.001  # seconds of a prompt token
+
+
+def split_pool(*roles: tuple[str, Role]) -> Gateway:
+    """Endpoints with these roles, whose prompts take a millisecond a token."""
+    gateway = Gateway()
+    for address, role in roles or ((P, Role.PREFILL), (D, Role.DECODE), (E, Role.DECODE)):
+        gateway.handle(EndpointListed(EndpointInfo(address, "m", 1000, role=role)))
+        gateway.scraped(address)
+        gateway.now += 1.0
+        figures = EndpointMetrics(computed_tokens=1000.0, prefill_seconds=1000 * _TOKEN)
+        gateway.scraped(address, figures)
+    return gateway
+
+
+def test_a_long_prompt_is_computed_apart_and_decoded_by_whoever_has_least() -> None:
+    gateway = split_pool()
+    first, second = gateway.ask(500), gateway.ask(400)
+    gateway.pass_time(0.6)  # the second one is next
+    picks = gateway.pick(first), gateway.pick(second)
+    assert [pick.prefiller for pick in picks] == [P, P]
+    assert [pick.rule for pick in picks] == [SPLIT, SPLIT]
+    assert {pick.endpoints[0] for pick in picks} == {D, E}
+    assert all(P not in pick.endpoints for pick in picks)
+
+
+def test_a_short_prompt_stays_whole() -> None:
+    gateway = split_pool()
+    pick = gateway.pick(gateway.ask(99))
+    assert (pick.prefiller, pick.endpoints[0] in (D, E)) == ("", True)
+
+
+def test_a_prompt_that_a_decode_endpoint_has_stays_whole_there() -> None:
+    gateway = split_pool()
+    prompt = tuple(range(1, 801))
+    number = gateway.ask(token_ids=prompt)
+    first = gateway.pick(number)
+    assert first.prefiller == P
+    gateway.handle(Responded(StreamKey(GATEWAY_ID, number)))
+    gateway.end(number)
+    number = gateway.ask(token_ids=(*prompt, *range(2000, 2050)))
+    gateway.pass_time(0.1)
+    again = gateway.pick(number)
+    assert (again.prefiller, again.endpoints[0]) == ("", first.endpoints[0])
+
+
+def test_prompts_wait_for_a_prefill_endpoint_and_not_those_that_stay_whole() -> None:
+    gateway = split_pool()
+    first, second = gateway.ask(1000), gateway.ask(1000)
+    assert gateway.pick(first).prefiller == P
+    assert second not in gateway.answers
+    assert gateway.pick(gateway.ask(50)).prefiller == ""
+    gateway.pass_time(1000 * _TOKEN + 0.1)  # the first prompt is through
+    assert gateway.pick(second).prefiller == P
+
+
+def test_prompts_are_spread_over_prefill_endpoints() -> None:
+    gateway = split_pool((P, Role.PREFILL), (Q, Role.PREFILL), (D, Role.DECODE))
+    numbers = [gateway.ask(900) for _ in range(2)]
+    gateway.pass_time(0.1)
+    assert {gateway.pick(number).prefiller for number in numbers} == {P, Q}
+
+
+def test_without_a_prefill_endpoint_all_stay_whole() -> None:
+    gateway = split_pool()
+    gateway.scraped(P, Silence.REFUSED)
+    assert gateway.pick(gateway.ask(500)).prefiller == ""
+    gateway.scraped(P)
+    assert gateway.pick(gateway.ask(500)).prefiller == P
+    gateway.handle(EndpointUnlisted(P))
+    gateway.pass_time(0.6)
+    assert gateway.pick(gateway.ask(500)).prefiller == ""
+
+
+def test_a_hint_holds_for_both() -> None:
+    gateway = split_pool()
+    pick = gateway.pick(gateway.ask(500, among=(P, E)))
+    assert (pick.prefiller, pick.endpoints) == (P, (E,))
+    alone = gateway.pick(gateway.ask(500, among=(D,)))
+    assert (alone.prefiller, alone.endpoints) == ("", (D,))
+
+
+def test_who_is_held_too_long_is_computed_whole() -> None:
+    gateway = split_pool()
+    numbers = [gateway.ask(1000) for _ in range(12)]
+    gateway.pass_time(6.0)
+    rules = [gateway.pick(number).rule for number in numbers]
+    assert set(rules) == {SPLIT, BEST_GUESS}
+    for number in numbers:
+        gateway.handle(Responded(StreamKey(GATEWAY_ID, number)))
+        gateway.handle(PickEnded(StreamKey(GATEWAY_ID, number)))
+    assert [each.num_requests for each in gateway.core.endpoints()] == [0, 0, 0]
+    assert gateway.pick(gateway.ask(1000)).prefiller == P
