@@ -83,6 +83,9 @@ class WorkerService:
         self._driver: Driver[WorkerEvent, PlanningAction] = Driver(
             self._core, self._perform, runtime.clock
         )
+        self._kv_events = _publish_kv(
+            config, engine, runtime.clock.now
+        )  # may refuse: nothing runs yet
         kv: KvAccess
         self._engine: EngineThread | PlanningLink
         if isinstance(engine, PlanningEngine):
@@ -102,7 +105,6 @@ class WorkerService:
         )
         asked = PredictionMetrics(runtime.metrics)
         self._predictor = PredictorLink(config, info.model, runtime.store, self._post, asked)
-        self._kv_events = _publish_kv(config, engine, runtime.clock.now)
         self._handlers = self._make_handlers()
         self._watching = essential(
             self._engine.watch(config.hang_timeout), "engine watch", may_return=True

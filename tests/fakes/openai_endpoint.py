@@ -20,8 +20,8 @@ class OpenAIEndpoint:
         self.url = ""
         self.refused: set[str] = set()
         """Fields that it answers with 400."""
-        self.reads_salt = True
-        """False: it ignores ``cache_salt``, whatever is in it."""
+        self.reads = {"cache_salt", "structured_outputs", "thinking_token_budget"}
+        """Of these fields, those that it does not ignore, whatever is in them."""
         self.names_tokens = True
         self.breaks_after: list[int] = []
         """For each of the next streams, the tokens after which its connection breaks."""
@@ -46,8 +46,7 @@ class OpenAIEndpoint:
 
     def answer(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         wrong = sorted(self.refused & body.keys())
-        if self.reads_salt and not isinstance(body.get("cache_salt", ""), str):
-            wrong.append("cache_salt")
+        wrong += [field for field in sorted(self.reads & body.keys()) if _is_wrong(field, body)]
         if wrong:
             _respond(handler, 400, {"error": {"message": f"{wrong[0]} is not supported"}})
         elif not body.get("stream"):
@@ -117,6 +116,17 @@ class OpenAIEndpoint:
                 "top_logprobs": [{name: -0.5, "token_id:7": -1.5} for name in names],
             }
         return choice
+
+
+def _is_wrong(field: str, body: dict[str, Any]) -> bool:
+    value = body[field]
+    match field:
+        case "cache_salt":
+            return not isinstance(value, str)
+        case "structured_outputs":
+            return len(value.keys() & {"json", "regex", "choice", "grammar"}) != 1
+        case _:
+            return bool(value < 0)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ def completion_body(
         body["stop_token_ids"] = list(sampling.stop_token_ids)
     if endpoint.takes_priority:
         body["priority"] = priority
-    body |= _logprobs_of(endpoint, sampling) | _constraints_of(sampling)
+    body |= _logprobs_of(endpoint, sampling) | _constraints_of(endpoint, sampling, done)
     if request.cache_salt:
         body["cache_salt"] = _salt_of(endpoint, request)
     return body
@@ -85,23 +86,50 @@ def _logprobs_of(endpoint: KnownEndpoint, sampling: SamplingParams) -> dict[str,
     return {"logprobs": sampling.num_logprobs, "return_tokens_as_token_ids": True}
 
 
-def _constraints_of(sampling: SamplingParams) -> dict[str, Any]:
+def _constraints_of(
+    endpoint: KnownEndpoint, sampling: SamplingParams, num_done: int
+) -> dict[str, Any]:
     constraints = sampling.constraints
     if constraints is None:
         return {}
-    if constraints.grammar or constraints.bad_words or constraints.reasoning_budget is not None:
-        message = (
-            "a response format, bad words and a thinking budget are kept by Headway's own engines "
-            "alone: leave them out for a model behind an OpenAI endpoint"
-        )
-        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="response_format")
+    if constraints.bad_words:
+        raise _not_kept("bad words", "bad_words")
     body: dict[str, Any] = {}
+    if constraints.grammar:
+        if not endpoint.takes_grammars:
+            raise _not_kept("a response format", "response_format")
+        if constraints.reasoning_end and not endpoint.takes_budget:
+            raise _not_kept("a response format behind reasoning", "response_format")
+        body["structured_outputs"] = _structure_of(constraints.grammar)
+    if constraints.reasoning_budget is not None:
+        if not endpoint.takes_budget:
+            raise _not_kept("a thinking budget", "thinking_token_budget")
+        body["thinking_token_budget"] = constraints.reasoning_budget
+    if body and num_done:
+        message = "an endpoint begins a response format or a thinking budget anew: ask again"
+        raise HeadwayError(Code.INTERNAL, message)
     if constraints.allowed_token_ids:
         body["allowed_token_ids"] = list(constraints.allowed_token_ids)
     if constraints.biased_token_ids:
         pairs = zip(constraints.biased_token_ids, constraints.biases, strict=True)
         body["logit_bias"] = {str(token): bias for token, bias in pairs}
     return body
+
+
+def _not_kept(what: str, param: str) -> HeadwayError:
+    message = f"the endpoint of this model does not keep {what}: leave {param} out"
+    return HeadwayError(Code.INVALID_ARGUMENT, message, param=param)
+
+
+def _structure_of(grammar: str) -> dict[str, Any]:
+    """Return a grammar in llguidance's form as vLLM's ``structured_outputs``."""
+    if not grammar.lstrip().startswith("{"):
+        return {"grammar": grammar}
+    (only,) = json.loads(grammar)["grammars"]
+    if only.get("json_schema") is None:
+        return {"grammar": only["lark_grammar"]}
+    schema = {k: v for k, v in only["json_schema"].items() if k != "x-guidance"}
+    return {"json": schema, "disable_any_whitespace": True}
 
 
 def read_drawn(

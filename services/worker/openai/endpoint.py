@@ -73,6 +73,11 @@ class KnownEndpoint:
     """True if log probabilities come with token ids."""
     takes_salt: bool
     """True if requests with different ``cache_salt`` share no cached prefix there."""
+    takes_grammars: bool
+    """True if it reads ``structured_outputs``, vLLM's field for forms of answers."""
+    takes_budget: bool
+    """True if it reads ``thinking_token_budget``: it knows where the model's reasoning ends, then,
+    and its grammars begin there."""
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     """Token ids from this one on cannot be drawn."""
@@ -128,7 +133,9 @@ def examine(args: EndpointArgs, model: str, max_model_len: int) -> KnownEndpoint
             args.capacity_tokens or _capacity(client) or 64 * length,
             takes_priority,
             probe.takes(logprobs=1, return_tokens_as_token_ids=True),
-            probe.reads_salt(),
+            probe.reads("cache_salt", "headway", []),
+            probe.reads("structured_outputs", {"regex": "a"}, {"regex": "a", "choice": ["a"]}),
+            probe.reads("thinking_token_budget", 8, -8),
             eos_token_ids(model),
             _vocab_size(model),
         )
@@ -177,9 +184,9 @@ class _Probe:
     def takes(self, **fields: Any) -> bool:
         return self._post(**fields).status_code == 200
 
-    def reads_salt(self) -> bool:
-        """Return whether it knows ``cache_salt``: one that ignores it takes a wrong one, too."""
-        return self.takes(cache_salt="headway") and not self.takes(cache_salt=[])
+    def reads(self, field: str, right: Any, wrong: Any) -> bool:
+        """Return whether it knows a field: one that ignores it takes a wrong value, too."""
+        return self.takes(**{field: right}) and not self.takes(**{field: wrong})
 
     def _post(self, **fields: Any) -> httpx.Response:
         """Return the reply; HeadwayError (UNAVAILABLE) where none comes in time."""

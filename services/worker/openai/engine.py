@@ -39,7 +39,8 @@ _LOSSES = (
     "tenants share the window alone: the endpoint does not divide its passes among them",
     "no hidden states: remaining lengths are estimated from counts",
     "a sampled output that is resumed goes on with other draws",
-    "no response formats, bad words, thinking budgets or log probabilities of prompts",
+    "no bad words or log probabilities of prompts",
+    "an output with a response format or a thinking budget cannot be resumed",
 )
 
 
@@ -151,6 +152,10 @@ class OpenAIEngine:
             losses[0] = "it takes no priority: its own order is first come, first served"
         if not self._endpoint.takes_salt:
             losses.append("it takes no cache_salt: requests with one are refused")
+        if not self._endpoint.takes_grammars:
+            losses.append("it takes no structured_outputs: response formats are refused")
+        if not self._endpoint.takes_budget:
+            losses.append("it takes no thinking_token_budget, nor formats behind reasoning")
         return losses
 
     def start(self, stepped: Callable[[EngineStepped], None]) -> None:

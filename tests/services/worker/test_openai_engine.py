@@ -16,7 +16,8 @@ from headway.cluster import Role
 from headway.engine import Drawn, EngineStepped
 from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, Dispatch, EndForward, UnitBatch
-from headway.request import Constraints, FinishReason, Request, TokenLogprobs
+from headway.request import BadWord, Constraints, FinishReason, Request, TokenLogprobs
+from services.gateway.grammars import of_regex, of_schema
 from services.worker.config import WorkerConfig
 from services.worker.engines import find_engine, known_engines, load_engine, refuse_unread
 from services.worker.openai import engine as engine_module
@@ -306,7 +307,7 @@ async def test_a_salt_reaches_the_endpoint(endpoint: OpenAIEndpoint) -> None:
 async def test_a_salt_that_the_endpoint_would_not_read_is_refused(
     endpoint: OpenAIEndpoint, refused: set[str]
 ) -> None:
-    endpoint.reads_salt, endpoint.refused = False, refused
+    endpoint.reads, endpoint.refused = set(), refused
     request = replace(make_request(""), cache_salt="tenant-a")
     async with following(examined(endpoint)) as found:
         assert any("salt" in loss for loss in found.engine.losses)
@@ -316,11 +317,55 @@ async def test_a_salt_that_the_endpoint_would_not_read_is_refused(
     assert "cache_salt" in drawn.message
 
 
+_BEHIND_REASONING = Constraints(grammar='start: "a"', reasoning_end=(9,))
+
+
+@pytest.mark.parametrize(
+    ("constraints", "sent"),
+    [
+        (
+            Constraints(grammar=of_schema({"type": "object"}, "").text),
+            {"structured_outputs": {"json": {"type": "object"}, "disable_any_whitespace": True}},
+        ),
+        (
+            Constraints(grammar=of_regex("a+", "").text),
+            {"structured_outputs": {"grammar": "start: /a+/"}},
+        ),
+        (_BEHIND_REASONING, {"structured_outputs": {"grammar": 'start: "a"'}}),
+        (Constraints(reasoning_budget=9), {"thinking_token_budget": 9}),
+    ],
+)
+async def test_forms_of_answers_and_thinking_budgets_are_passed_on(
+    endpoint: OpenAIEndpoint, constraints: Constraints, sent: dict[str, Any]
+) -> None:
+    request = make_request("")
+    request = replace(request, sampling=replace(request.sampling, constraints=constraints))
+    async with following(examined(endpoint)) as found:
+        found.engine.add(request, 0)
+        await found.end()
+    (body,) = endpoint.bodies
+    assert {name: body[name] for name in sent} == sent
+
+
+async def test_an_output_with_a_form_is_not_resumed_in_its_middle(endpoint: OpenAIEndpoint) -> None:
+    endpoint.breaks_after = [3]
+    request = make_request("", max_tokens=8)
+    constraints = Constraints(grammar='start: "a"')
+    request = replace(request, sampling=replace(request.sampling, constraints=constraints))
+    async with following(examined(endpoint)) as found:
+        found.engine.add(request, 0)
+        drawn = await found.end()
+    assert (drawn.code, len(endpoint.bodies)) == (Code.INTERNAL, 1)
+
+
 @pytest.mark.parametrize(
     ("refused", "changed", "named"),
     [
         ("return_tokens_as_token_ids", {"num_logprobs": 1}, "no log probabilities by token id"),
-        ("", {"constraints": Constraints(grammar="x")}, "response format"),
+        ("structured_outputs", {"constraints": Constraints(grammar="x")}, "response format"),
+        ("thinking_token_budget", {"constraints": Constraints(reasoning_budget=9)}, "budget"),
+        ("thinking_token_budget", {"constraints": _BEHIND_REASONING}, "behind reasoning"),
+        ("", {"constraints": Constraints(bad_words=(BadWord((7,)),))}, "bad words"),
         ("", {"num_prompt_logprobs": 1}, "log probabilities of a prompt"),
         ("min_p", {"min_p": 0.5}, "the endpoint answered 400: it does not take"),
     ],
