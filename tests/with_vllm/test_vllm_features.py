@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -75,16 +75,9 @@ def adapters(folder: Path, places: int = 2) -> Feature:
     """
     from vllm.lora.request import LoRARequest
 
-    engine = PlainVllm(
-        str(MODEL), 9, max_model_len=160, enable_lora=True, max_loras=places, max_lora_rank=8
-    )
+    engine = _small(enable_lora=True, max_loras=places, max_lora_rank=8)
     own = [LoRARequest(f"a{n}", n, str(adapter(folder / str(n), n))) for n in (1, 2)]
-    short = {**LONG, "max_tokens": 30}  # an adapter's tokens take long, a prompt's above all
-    words = prompt_of(3)
-    asks = [
-        Ask({"prompt_token_ids": list(words[n : 40 + 11 * n])}, short, own[n % 3 % 2])
-        for n in range(NUM_REQUESTS)
-    ]
+    asks = [replace(ask, adapter=own[n % 3 % 2]) for n, ask in enumerate(_short())]
     return Feature(engine, asks)
 
 
@@ -113,6 +106,48 @@ def images(folder: Path) -> Feature:
     return Feature(engine, [ask(number) for number in range(NUM_REQUESTS)])
 
 
+def shared_heads(folder: Path) -> Feature:
+    """Two processes, each with its share of the heads."""
+    return Feature(_small(tensor_parallel_size=2), _short())
+
+
+def stages(folder: Path) -> Feature:
+    """Two processes, each with half of the layers: a step is planned while others run."""
+    engine = _small(pipeline_parallel_size=2)
+    # On a CPU the second makes its buffers in a run that vLLM leaves out where nothing is compiled.
+    engine.core.model_executor.collective_rpc(_run_once)
+    return Feature(engine, _short())
+
+
+def drafts(folder: Path) -> Feature:
+    """A model that drafts, with KV of its own: the small model guesses for itself."""
+    config = {"method": "draft_model", "model": str(MODEL), "num_speculative_tokens": 2}
+    return Feature(_small(speculative_config=config), _short())
+
+
+def transfers(folder: Path) -> Feature:
+    """A connector has the KV of prompts: of what runs on a CPU, the one that makes it up."""
+    config = {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"}
+    return Feature(_small(kv_transfer_config=config), _short())
+
+
+def _small(**options: Any) -> PlainVllm:
+    return PlainVllm(str(MODEL), 9, max_model_len=160, kv_cache_memory_bytes=1 << 26, **options)
+
+
+def _short() -> list[Ask]:
+    """Requests of few steps: adapters take long, and two processes wait for each other."""
+    words = prompt_of(3)
+    return [
+        Ask({"prompt_token_ids": list(words[n : 40 + 11 * n])}, {**LONG, "max_tokens": 30})
+        for n in range(NUM_REQUESTS)
+    ]
+
+
+def _run_once(worker: Any) -> None:
+    worker.model_runner.profile_run()
+
+
 FEATURES: list[Callable[[Path], Feature]] = [
     speculation,
     windows,
@@ -120,6 +155,10 @@ FEATURES: list[Callable[[Path], Feature]] = [
     scarce_adapters,
     grammars,
     images,
+    shared_heads,
+    stages,
+    drafts,
+    transfers,
 ]
 
 
@@ -136,10 +175,14 @@ def uses_it(name: str, feature: Feature) -> bool:
     """Return whether the answers show that the feature was in use."""
     told, asks = feature.stock, feature.asks
     match name:
-        case "speculation":
+        case "speculation" | "drafts":
             return sum(map(len, told.steps)) < sum(map(len, told.outputs))
         case "windows":
             return feature.engine.num_kinds > 1
+        case "transfers":
+            return set(told.steps[0].values()) == {1}
+        case "shared_heads" | "stages":
+            return bool(feature.engine.core.vllm_config.parallel_config.world_size == 2)
         case "adapters" | "scarce_adapters":
             other = Ask(asks[1].prompt, asks[1].sampling, asks[0].adapter)
             assert other.adapter != asks[1].adapter

@@ -1,4 +1,4 @@
-"""Each name inside vLLM that the plug-in leans on is where it was, one test a name."""
+"""Each name inside vLLM that we lean on is where it was, one test a name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway_vllm.inside import NAMES, Name, moved
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"{name.owner.split(':')[1]}.{name.name}")
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"{name.owner.split('.')[-1]}.{name.name}")
 def test_the_name_is_where_it_was(name: Name) -> None:
     assert not moved(name)
 

@@ -1,15 +1,16 @@
-"""The names inside vLLM that the plug-in leans on, and what has moved in the vLLM that is here.
+"""The names inside vLLM that this package leans on, and what has moved in the vLLM that is here.
 
-vLLM's scheduler is no public interface. Whatever of it is not in the arguments of a public call is
-named here once, with the reason; ``moved`` says in one line what another version no longer has.
+vLLM's scheduler, engine and runners are no public interface. Whatever of them is not in the
+arguments of a public call is named here once, with the reason; ``moved`` says in one line what
+another version no longer has.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 UNTRIED = "HEADWAY_VLLM_UNTRIED"
 """Environment variable that lets another version of vLLM run: for who tries a new one."""
@@ -20,6 +21,15 @@ _POOL = "vllm.v1.core.block_pool:BlockPool"
 _REQUEST = "vllm.v1.request:Request"
 _OUTPUT = "vllm.v1.core.sched.output:SchedulerOutput"
 _REASONING = "vllm.config.reasoning:ReasoningConfig"
+_NEW = "vllm.v1.core.sched.output:NewRequestData"
+_CACHED = "vllm.v1.core.sched.output:CachedRequestData"
+_CORE = "vllm.v1.engine.core:EngineCore"
+_ASK = "vllm.v1.engine:EngineCoreRequest"
+_EXECUTOR = "vllm.v1.executor.uniproc_executor:UniProcExecutor"
+_DRAWN = "vllm.v1.outputs:SamplerOutput"
+_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+_V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
+_V2_DRAWN = "vllm.v1.worker.gpu.sample.output:SamplerOutput"
 
 
 class Name(NamedTuple):
@@ -29,7 +39,7 @@ class Name(NamedTuple):
     """Module and class."""
     name: str
     why: str
-    """The plug-in's use of it."""
+    """Its use here."""
     parameters: tuple[str, ...] = ()
     """Parameters that it is called with, or that it passes on."""
 
@@ -87,24 +97,102 @@ NAMES: Sequence[Name] = (
     Name(_OUTPUT, "scheduled_spec_decode_tokens", "has the drafts of a step"),
     Name(_REASONING, "natural_reasoning_end_token_ids", "ends the reasoning"),
     Name(_REASONING, "reasoning_start_token_ids", "opens the reasoning"),
+    *(
+        Name(_OUTPUT, name, "is a part of a pass that Headway plans")
+        for name in (
+            *("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens"),
+            *("total_num_scheduled_tokens", "scheduled_encoder_inputs", "finished_req_ids"),
+            *("num_common_prefix_blocks", "free_encoder_mm_hashes"),
+        )
+    ),
+    *(
+        Name(_NEW, name, "tells vLLM of a request that it does not know")
+        for name in (
+            *("req_id", "prompt_token_ids", "mm_features", "sampling_params", "pooling_params"),
+            *("block_ids", "num_computed_tokens", "lora_request", "prefill_token_ids"),
+        )
+    ),
+    *(
+        Name(_CACHED, name, "tells vLLM of a request that it knows")
+        for name in (
+            *("make_empty", "req_ids", "new_block_ids", "num_computed_tokens"),
+            *("num_output_tokens", "resumed_req_ids"),
+        )
+    ),
+    Name(_CORE, "model_executor", "computes passes"),
+    Name(_CORE, "scheduler", "has the kinds of KV, and is ours where vLLM plans"),
+    Name(_CORE, "step_fn", "plans and runs a pass"),
+    Name(_CORE, "post_step", "takes drafts for the next pass"),
+    Name(_CORE, "preprocess_add_request", "prepares a request", ("request",)),
+    Name(_CORE, "add_request", "takes a request in", ("request",)),
+    Name(_CORE, "abort_requests", "stops requests", ("request_ids",)),
+    *(
+        Name(_ASK, name, "asks vLLM to serve a request")
+        for name in (
+            *("request_id", "prompt_token_ids", "mm_features", "sampling_params"),
+            *("pooling_params", "arrival_time", "lora_request", "cache_salt"),
+            "data_parallel_rank",
+        )
+    ),
+    Name(_EXECUTOR, "driver_worker", "holds the model's runner"),
+    Name(_EXECUTOR, "execute_model", "computes a pass", ("scheduler_output",)),
+    Name(_EXECUTOR, "sample_tokens", "draws", ("grammar_output", "non_block")),
+    Name(_EXECUTOR, "_distributed_args", "says where ranks meet"),
+    Name(_EXECUTOR, "collective_rpc", "is told to every rank", ("method", "single_value")),
+    Name(_DRAWN, "sampled_token_ids", "has the tokens that Headway has drawn"),
+    *(
+        Name(_V1, name, why)
+        for name, why in (
+            ("kv_caches", "holds the KV"),
+            ("attn_groups", "names the attention"),
+            ("input_batch", "has the order of a pass's rows"),
+            ("execute_model_state", "has the last layer's states"),
+            ("sampler", "is replaced by Headway's draw"),
+        )
+    ),
+    *(
+        Name(_V2, name, why)
+        for name, why in (
+            ("kv_caches", "holds the KV"),
+            ("attn_groups", "names the attention"),
+            ("req_states", "tells the runner from V1, and has lengths of prompts"),
+            ("max_num_reqs", "bounds the requests that it knows"),
+            ("execute_model_state", "has the order of rows and the last layer's states"),
+            ("sampler", "is replaced by Headway's draw"),
+        )
+    ),
+    Name(
+        "vllm.v1.worker.gpu.input_batch",
+        "get_num_sampled_and_rejected",
+        "counts what a pass has drawn",
+    ),
+    Name(_V2_DRAWN, "sampled_token_ids", "has the tokens that Headway has drawn"),
 )
 
 
 def moved(name: Name) -> str:
-    """Return what is no longer as the plug-in knows it, in one line; "" if nothing is."""
+    """Return what is no longer as this package knows it, in one line; "" if nothing is."""
     module, _, owner = name.owner.partition(":")
-    said = f"{owner}.{name.name}, which {name.why},"
+    said = f"{owner or module}.{name.name}, which {name.why},"
     try:
-        kind = getattr(import_module(module), owner)
+        kind = import_module(module)
+        kind = getattr(kind, owner) if owner else kind
     except (ImportError, AttributeError):
-        return f"{said} is gone: there is no {owner} in {module}"
+        return f"{said} is gone: there is no {owner or 'such module'} in {module}"
     found = inspect.getattr_static(kind, name.name, None)
     if found is None:
-        is_set = f"self.{name.name}" in inspect.getsource(kind)
-        is_field = name.name in getattr(kind, "__dataclass_fields__", ())
+        is_set = any(f"self.{name.name}" in inspect.getsource(each) for each in _ours(kind))
+        is_field = name.name in getattr(kind, "__annotations__", ())
         return "" if is_set or is_field else f"{said} is gone from {module}"
     if not name.parameters:
         return ""
     known = inspect.signature(getattr(kind, name.name)).parameters
     missing = [each for each in name.parameters if each not in known]
     return f"{said} no longer takes {', '.join(missing)}" if missing else ""
+
+
+def _ours(kind: Any) -> Iterator[Any]:
+    """Yield a class of vLLM and its ancestors there: each may set an attribute."""
+    for each in getattr(kind, "__mro__", ()):
+        if each.__module__.startswith("vllm."):
+            yield each
