@@ -24,6 +24,7 @@ class PeerClient:
 CLIENTS = (
     PeerClient("openai", ("openai==2.54.0",), "with_openai"),
     PeerClient("litellm", ("litellm==1.106.2", "mcp==2.3.0"), "with_litellm"),
+    PeerClient("litellm proxy", ("litellm[proxy]==1.106.2",), "with_litellm_proxy"),
     PeerClient("langchain", ("langchain-openai==1.7.3", "langchain==1.4.7"), "with_langchain"),
     PeerClient("llama-index", ("llama-index-llms-openai-like==0.8.1",), "with_llama_index"),
     PeerClient("instructor", ("instructor==1.17.0",), "with_instructor"),
