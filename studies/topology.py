@@ -203,7 +203,7 @@ def measure(job: Job) -> Row:
     """Run once; the job's rate is the load."""
     traffic = next(t for t in TRAFFIC if (t.name, t.load) == (job.scenario, job.rate))
     order, topology, limit = next(s for s in systems(traffic) if s.name == job.system)
-    spec = _spec(order, topology, traffic.chunk(limit))
+    spec = _spec(order, topology, traffic.chunk(limit if order == PLAIN else inf))
     records = run(spec, traffic.requests(job.seed, limit if order == OURS else inf)).records
     judged_by = LIMITS if order == PLAIN and topology != UNIFIED else (limit,)
     return {

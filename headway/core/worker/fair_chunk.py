@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import NamedTuple
 
 from headway.core.token_counters import TokenCounters
@@ -59,15 +60,19 @@ class FairChunk:
         self._seen: dict[str, int] = {}
         """Number of the last pass that computed a prompt, by tenant."""
         self._num_passes = 0
+        self._most = chunk_tokens
         self.spare = 0
         """Prompt tokens that the pass may still have."""
 
-    def divide(self, unit: WorkerUnit) -> bool:
-        """Divide the next chunk between the prompts of a unit; False if nobody has a name."""
+    def divide(self, unit: WorkerUnit, most: float = inf) -> bool:
+        """Divide the next chunk between the prompts of a unit; False if nobody has a name.
+
+        ``most``: tokens of prompts that the pass has time for.
+        """
         if unit.tenants.keys() <= {""}:
             return False
         before, self._prompts = self._prompts, {}
-        for name, sequence in _prompts_of(unit):
+        for name, sequence in prompts_of(unit):
             self._prompts[name] = self._with(self._prompts.get(name, _NONE), sequence)
         for name in before:
             if name not in self._prompts:
@@ -77,6 +82,7 @@ class FairChunk:
                 others = (each for each in self._prompts if each in before)
                 self._counters.join(name, map(self._counters.of, others))
         self._num_passes += 1
+        self._most = int(min(self._chunk_tokens, most))
         self._seen.update(dict.fromkeys(self._prompts, self._num_passes))
         self._left = self._divided()
         self.spare = sum(self._left.values())
@@ -107,15 +113,15 @@ class FairChunk:
 
     def _divided(self) -> dict[str, int]:
         """Return each tenant's part of the chunk."""
-        given = self._give(list(self._prompts), self._chunk_tokens)
+        given = self._give(list(self._prompts), self._most)
         floods = [n for n in given if self._prompts[n].floods or self._is_ahead(n)]
         floods = floods or [n for n in given if given[n] < self._prompts[n].num_tokens]
         if not floods or not self._others_come(floods):
             return given
         least = len(floods) * max(1, self._chunk_tokens // _NUM_PARTS)
         others = [name for name in given if name not in floods]
-        given = self._give(others, max(1, self._chunk_tokens - least))
-        most = max(self._chunk_tokens // _SHORT - sum(given.values()), least)
+        given = self._give(others, max(1, self._most - least))
+        most = max(self._most // _SHORT - sum(given.values()), least)
         return given | self._give(floods, most)
 
     def _is_ahead(self, name: str) -> bool:
@@ -146,8 +152,8 @@ class FairChunk:
         return given
 
 
-def _prompts_of(unit: WorkerUnit) -> Iterator[tuple[str, Sequence]]:
-    """Yield the unit's requests that lack prompt tokens, with the names they count for."""
+def prompts_of(unit: WorkerUnit) -> Iterator[tuple[str, Sequence]]:
+    """Yield a unit's requests that lack prompt tokens, with the names they count for."""
     for sequence in list(unit.prompts.values()):
         if sequence.stage is Stage.RUNNING and sequence.decoding:
             del unit.prompts[sequence.key]

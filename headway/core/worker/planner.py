@@ -14,6 +14,7 @@ from headway.core.worker.fair_chunk import FairChunk
 from headway.core.worker.fair_turns import FairTurns
 from headway.core.worker.flight import Share
 from headway.core.worker.lifecycle import Stage
+from headway.core.worker.pass_limit import prompt_tokens_within
 from headway.core.worker.room import (
     BlockAllocator,
     Preemptions,
@@ -85,7 +86,10 @@ class PassPlanner:
         self.turns.look(unit)
         queue.put_levels(self.turns.levels)
         self._take_in(unit, kept, now)
-        fair = kept.chunk if kept.chunk.divide(unit) else None
+        num_prompt_tokens = inf
+        if self._policy.keeps_pace:
+            num_prompt_tokens = prompt_tokens_within(unit, self.turns.pass_time)
+        fair = kept.chunk if kept.chunk.divide(unit, num_prompt_tokens) else None
         if not queue:
             kept.served, kept.refused, kept.is_short = (), None, False
             return []
@@ -105,7 +109,16 @@ class PassPlanner:
         before = kept.served
         turns = self.turns if self.turns.levels else None
         plan = _UnitPlan(
-            self._limits, unit, queue, room, hopeless, fair, turns, before, gently=gently
+            self._limits,
+            unit,
+            queue,
+            room,
+            hopeless,
+            fair,
+            turns,
+            before,
+            num_prompt_tokens,
+            gently=gently,
         )
         shares = plan.shares()
         if turns is not None and len(shares) < len(queue):
@@ -253,6 +266,7 @@ class _UnitPlan:
         fair: FairChunk | None,
         turns: FairTurns | None,
         before: abc.Sequence[Entry[Sequence]],
+        num_prompt_tokens: float,
         *,
         gently: bool,
     ) -> None:
@@ -271,6 +285,7 @@ class _UnitPlan:
         self._num_turns = 0  # of waiting requests
         self._put_off: list[Entry[Sequence]] = []  # another computes their next block
         self._budget = limits.chunk_tokens
+        self._prompt_budget = num_prompt_tokens  # what the pass has time for
         self._places = float(limits.max_running or inf)
         self._planned: dict[Entry[Sequence], PassItem] = {}
         self._held_back: list[Entry[Sequence]] = []  # by their tenants' parts of the chunk
@@ -316,6 +331,8 @@ class _UnitPlan:
     def _serve(self, entry: Entry[Sequence]) -> None:
         """Plan its tokens, as many as the chunk and its tenant's part of it have."""
         sequence, most, fair = entry.candidate, self._budget, self._fair
+        if not sequence.decoding and self._prompt_budget < 1:
+            return
         if self._turns is not None and not (most := self._turns.most(sequence, most)):
             return
         if sequence.stage is Stage.WAITING and not self._admit(sequence):
@@ -323,6 +340,8 @@ class _UnitPlan:
         if sequence.stage is Stage.SWAPPING_IN:  # its next token is computed in the pass after
             self._budget, self._places = self._budget - 1, self._places - 1.0
             return
+        if not sequence.decoding:
+            most = int(min(most, self._prompt_budget))
         if fair is not None and not sequence.decoding:
             most = fair.take(sequence, most)
             if most < sequence.num_remaining:
@@ -334,7 +353,9 @@ class _UnitPlan:
 
     def _extend(self, entry: Entry[Sequence]) -> bool:
         """Give it tokens that no other tenant can use, if any; everybody has had a turn."""
-        spare = min(self._budget, self._fair.spare) if self._fair is not None else 0
+        spare = 0
+        if self._fair is not None:
+            spare = int(min(self._budget, self._fair.spare, self._prompt_budget))
         if spare <= 0:
             return False
         before = self._planned.get(entry)
@@ -349,8 +370,10 @@ class _UnitPlan:
         self._planned[entry] = item
         num_tokens = len(item.token_ids) - num_before
         self._budget -= num_tokens
-        if self._fair is not None and not entry.candidate.decoding:
-            self._fair.charge(entry.candidate, num_tokens)
+        if not entry.candidate.decoding:
+            self._prompt_budget -= num_tokens
+            if self._fair is not None:
+                self._fair.charge(entry.candidate, num_tokens)
         if self._turns is not None:
             self._turns.planned(entry.candidate, item, num_before)
 

@@ -89,6 +89,7 @@ class Headway(Batching, CostReader):
 
     preempts = True
     reads_classes: ClassVar[bool] = True
+    keeps_pace: ClassVar[bool] = True
     yields_to_readers: ClassVar[bool] = True
 
     def __init__(self, params: HeadwayParams | None = None) -> None:

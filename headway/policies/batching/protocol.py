@@ -148,6 +148,10 @@ class Batching(ABC):
     reads_classes: ClassVar[bool] = False
     """True if its ranks read what a request's class promises."""
 
+    keeps_pace: ClassVar[bool] = False
+    """True if a pass takes no more prompt tokens than let readers' next tokens come within their
+    classes' ``tpot``."""
+
     yields_to_readers: ClassVar[bool] = False
     """True if the scheduler counts as room for a reader's first token what yields to it here. So
     it is sent to a full unit, and the order decides there. Ranks must read it without a trace."""

@@ -1,0 +1,56 @@
+"""The prompt tokens of a pass by the time that classes promise between tokens.
+
+A pass computes prompts beside requests that decode, and each of these waits for it to end. So it
+takes no more prompt tokens than leave a reader's next token within its class's ``tpot``, by what
+passes cost here. A chunk of a number of tokens keeps that for one model, on one card, and beside
+one batch alone.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from headway.core.worker.fair_chunk import prompts_of
+from headway.core.worker.lifecycle import Stage
+from headway.core.worker.sequence import Sequence
+from headway.core.worker.unit import WorkerUnit
+from headway.cost.pass_time import PassTime
+from headway.request import Phase
+
+_PLANNED = 0.95
+"""Share of the promised time that a pass is planned with: its fit errs by a few percent."""
+_LEAST = 1 - _PLANNED
+"""Share of it that prompts have in any case, beside however many decode."""
+
+
+def prompt_tokens_within(unit: WorkerUnit, pass_time: PassTime) -> float:
+    """Return how many prompt tokens the unit's part of the next pass has time for, 1 or more.
+
+    inf where nobody who reads on is promised a time between tokens, where not even a request alone
+    would have its tokens in time, and where costs are not known yet.
+    """
+    if not pass_time.per_prefill_token:
+        return inf
+    prompts = [sequence for _, sequence in prompts_of(unit)]
+    limit = min(map(_promised, unit.sequences.values()), default=inf) if prompts else inf
+    if limit == inf or pass_time.seconds(0, 0, 1, 1) >= _PLANNED * limit:
+        return inf
+    batch = unit.batch
+    num_decoding, kv_tokens = (batch.num_requests, batch.kv_tokens) if batch else (0, 0)
+    for sequence in unit.apart.values():
+        if sequence.stage is Stage.RUNNING and sequence.decoding:
+            num_decoding += 1
+            kv_tokens += sequence.kv.num_computed
+    left = _PLANNED * limit - pass_time.seconds(0, 0, num_decoding, kv_tokens)
+    longest = max(max(s.kv.num_computed, s.kv.num_hit_tokens) for s in prompts)
+    per_token = pass_time.per_prefill_token + pass_time.per_prefill_context * longest
+    return max(1, int(max(left, _LEAST * limit) / per_token))
+
+
+def _promised(sequence: Sequence) -> float:
+    """Return the seconds within which its reader's next token is due; inf without a promise."""
+    service = sequence.request.standing.service
+    if service is None or service.tpot is None or service.yields:
+        return inf
+    reads_on = sequence.stage is Stage.RUNNING and sequence.phase is Phase.ANSWERING
+    return service.tpot if reads_on and sequence.is_read else inf
