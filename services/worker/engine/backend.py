@@ -38,6 +38,9 @@ from services.worker.engine.sampler import Drawn, draw, draw_each, problem_of
 from services.worker.engine.scores import PromptScores
 from services.worker.engine.transfer import sent
 
+_BESIDE_OTHERS = 0.25
+"""Patience of a pass with masks where another tenant's tokens wait beside them."""
+
 
 class TorchBackend:
     """One replica of a model with its KV pool: a ``headway.engine.Backend``."""
@@ -122,7 +125,7 @@ class TorchBackend:
                     states = self._model.decoder(layout.token_ids, layout.positions, layout.batch)
                     self._scores.gather(states, layout, items)
                     if masks is not None:
-                        found, waited = _ready(masks, started_at)
+                        found, waited = _ready(masks, started_at, items)
                         self._late = masks.late(found)
                     sampled = self._draw(states, layout, items, found)
                     hidden = of_hidden(hidden_rows(states, layout, forward_pass), forward_pass)
@@ -269,15 +272,24 @@ def none_drawn(key: StreamKey, token: int, masks: Masks) -> Sampled:
     return Sampled(key, 0, problem=problem_of(token, masks.get(key)))
 
 
-def _ready(masks: PassMasks, started_at: float) -> tuple[Masks, float]:
+def _ready(masks: PassMasks, started_at: float, items: Sequence[PassItem]) -> tuple[Masks, float]:
     """Return the masks that are ready, and the seconds that were spent waiting for them.
 
-    A pass waits for masks as long as it has computed: who has none then is left out. The processes
-    of a group wait for all, as they have to draw alike.
+    Who has none after the pass's patience is left out. The processes of a group wait for all, as
+    they have to draw alike.
     """
     computed_at = time.perf_counter()
-    found = masks.result(computed_at - started_at if group_size() == 1 else None)
+    longest = computed_at - started_at
+    found = masks.result(patience(items) * longest if group_size() == 1 else None)
     return found, time.perf_counter() - computed_at
+
+
+def patience(items: Sequence[PassItem]) -> float:
+    """Return how long a pass waits for masks, as a share of the time for which it has computed.
+
+    Beside another tenant's tokens a request had better be left out than hold them up.
+    """
+    return 1.0 if len({item.tenant for item in items}) == 1 else _BESIDE_OTHERS
 
 
 def with_drawn(

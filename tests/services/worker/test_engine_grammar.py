@@ -20,7 +20,7 @@ from headway.forward_pass import PENDING, ForwardPass, PassItem, PassResult
 from headway.request import BadWord, Constraints, SamplingParams, StreamKey
 from services.gateway.grammars import GrammarChecker, of_choice, of_regex, of_rules, of_schema
 from services.worker.engine import grammar as grammar_module
-from services.worker.engine.backend import TorchBackend
+from services.worker.engine.backend import TorchBackend, patience
 from services.worker.engine.masks import MaskMaker, Order, Setup, Wanted
 from tests.fakes.engine_rig import load
 
@@ -247,6 +247,13 @@ def test_one_whose_mask_is_late_is_left_out_and_draws_later_as_it_would_have(
     monkeypatch.setattr(grammar_module.Grammars, "wait", lambda own, keys, _: wait(own, keys, 60.0))
     (drawn,) = engine.run(ForwardPass(3, (slow,))).sampled
     assert drawn.token_id == ids("a")[0]
+
+
+def test_a_pass_waits_less_for_masks_beside_another_tenant() -> None:
+    slow = item(bound(of_regex("abc", "r").text), (), 0, 70)
+    other = item(SamplingParams(temperature=0.0), (), 0, 71)._replace(tenant="other")
+    assert patience([slow, slow]) == 1.0
+    assert patience([slow, other]) == 0.25
 
 
 def test_a_process_that_ends_fails_those_that_wait_and_another_goes_on() -> None:
