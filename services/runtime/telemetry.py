@@ -128,6 +128,8 @@ def serve_metrics(
         raise HeadwayError(Code.UNAVAILABLE, message) from error
     handler: Any = server.RequestHandlerClass
     silent = {"timeout": _SILENCE}  # of a connection, which holds a thread
+    quiet: Any = server
+    quiet.handle_error = lambda *_: None  # the end of a connection is worth no traceback
     server.RequestHandlerClass = type(handler.__name__, (handler,), silent)
     whole, nameless = make_wsgi_app(registry), make_wsgi_app(_Nameless(registry))
 

@@ -42,6 +42,8 @@ class EchoHandler:
     """``/echo`` answers at once, ``/hold`` when told to; ``/no`` is screened out."""
 
     held: list[Exchange] = field(default_factory=list)
+    served: list[bytes] = field(default_factory=list)
+    """Bodies, in order."""
     num_gone: int = 0
     num_cut_off: int = 0
 
@@ -53,6 +55,7 @@ class EchoHandler:
         return HttpCaller(address)
 
     def serve(self, exchange: Exchange) -> None:
+        self.served.append(bytes(exchange.body))
         if exchange.path == "/hold":
             exchange.on_gone = self.gone
             self.held.append(exchange)

@@ -56,6 +56,7 @@ class HttpConnection(asyncio.Protocol):
         self.num_unsent = 0  # bytes of answers that are counted
         self._reading = False  # in the middle of a request
         self._num_read = 0  # bytes of the last read
+        self._has_served = False  # a request of that read
         self.expires_at: float | None = server.time() + self._limits.head_timeout
         self._begin_message()
 
@@ -90,6 +91,7 @@ class HttpConnection(asyncio.Protocol):
             return
         was_reading, was_in_head = self._reading, self._in_head
         self._reading = True
+        self._has_served = False
         self._num_read = len(data)
         self._most_head_bytes += len(data)
         if was_in_head:
@@ -194,11 +196,14 @@ class HttpConnection(asyncio.Protocol):
         exchange = self._exchange(http_1_1=http_1_1, keep_alive=self._parser.should_keep_alive())
         self._reading = False
         self._begin_message()
-        if self._current is not None or self._waiting:
+        if self._current is not None or self._waiting or self._has_served:
+            if not self._waiting and self._current is None:  # others' requests come between
+                asyncio.get_running_loop().call_soon(self._serve_next)
             self._waiting.append(exchange)
             if len(self._waiting) >= _MOST_PIPELINED:  # unread, its leaving is not noticed either
                 self._transport.pause_reading()
         else:
+            self._has_served = True
             self._serve(exchange)
 
     # --- the exchange's responder -----------------------------------------------------
@@ -303,7 +308,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._lingering = True
         self._expire_in(_LINGER)
-        if self._current is not None:  # a response has begun: an error cannot follow it
+        if self._current is not None or self._waiting:  # an error cannot follow what is owed first
             self._transport.abort()
             return
         self._waiting.clear()

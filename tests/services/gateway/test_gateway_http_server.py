@@ -51,6 +51,17 @@ async def test_pipelined_requests_are_answered_in_order_however_many() -> None:
             assert (await client.response()).endswith(b"POST:%d" % i)
 
 
+async def test_requests_of_others_come_between_pipelined_ones() -> None:
+    async with listening() as it:
+        many, one = await it.client(), await it.client()
+        many.writer.write(b"".join(post(b"%d" % i) for i in range(300)))
+        one.writer.write(post(b"one"))
+        assert (await one.response()).endswith(b"POST:one")
+        assert len(it.handler.served) < 300
+        for i in range(300):
+            assert (await many.response()).endswith(b"POST:%d" % i)
+
+
 async def test_a_stream_is_chunked_and_ends() -> None:
     async with listening() as it:
         client = await it.client()

@@ -233,8 +233,8 @@ async def test_the_metrics_port_names_tenants_to_operators_alone(tmp_path: Path)
     assert sees(api_key_file=file, monitoring_needs_key=False)("")
 
 
-async def test_a_silent_connection_to_the_metrics_port_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_silent_connection_to_the_metrics_port_is_closed_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(telemetry, "_SILENCE", 0.1)
     with telemetry.serve_metrics("127.0.0.1:0", CollectorRegistry(), Probes()) as address:
@@ -242,6 +242,7 @@ async def test_a_silent_connection_to_the_metrics_port_is_closed(
         reader, writer = await asyncio.open_connection(host, int(port))
         assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
         writer.close()
+    assert capfd.readouterr().err == ""
 
 
 async def test_a_service_may_open_as_many_files_as_the_system_allows(tiny: Start) -> None:
