@@ -85,9 +85,10 @@ class EmulatedEndpoint:
             self.num_served += 1
 
     async def _prefill(self, text: str) -> None:
-        names, cached = [], 0
+        names, cached, name = [], 0, 0
         for at in range(0, len(text) // 4 - BLOCK + 1, BLOCK):
-            names.append(hash(text[: 4 * (at + BLOCK)]))
+            name = hash((name, text[4 * at : 4 * (at + BLOCK)]))
+            names.append(name)
         for name in names:
             if name not in self._cache:
                 break
