@@ -289,6 +289,8 @@ class PrefillPool:
                 self._dispatching.passed(turn, now=now)
             else:
                 break
+        else:  # who was saved for waits no longer
+            self._saving = None, ""
         if tried:
             cycle_time = self._dispatching.cycle_time
             self.window.end_cycle(cycle_time, now=now, rested=self._num_fruitless > _MOST_FRUITLESS)
