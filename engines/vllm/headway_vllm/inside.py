@@ -95,6 +95,11 @@ NAMES: Sequence[Name] = (
     Name(_REQUEST, "num_computed_tokens", "says how far a request is"),
     Name(_REQUEST, "priority", "is read as the class of a request"),
     Name(_OUTPUT, "scheduled_spec_decode_tokens", "has the drafts of a step"),
+    Name(
+        "vllm.config.parallel:ParallelConfig",
+        "data_parallel_index",
+        "tells ranks apart (a dense model's all have rank 0)",
+    ),
     Name(_REASONING, "natural_reasoning_end_token_ids", "ends the reasoning"),
     Name(_REASONING, "reasoning_start_token_ids", "opens the reasoning"),
     *(

@@ -60,7 +60,7 @@ def serve_metrics(scheduler: Any, address: str) -> None:
     cannot be had.
     """
     host, _, port = address.rpartition(":")
-    number = int(port) + scheduler.vllm_config.parallel_config.data_parallel_rank
+    number = int(port) + scheduler.vllm_config.parallel_config.data_parallel_index
     registry = CollectorRegistry()
     registry.register(OrderMetrics(scheduler))
     try:

@@ -76,7 +76,7 @@ class OrderedScheduler(Scheduler):
             serve_metrics(self, str(settings.metrics))
         self._topic: StepTopic | None = None
         if settings.steps:
-            rank = self.parallel_config.data_parallel_rank
+            rank = self.parallel_config.data_parallel_index
             self._topic = StepTopic(str(settings.steps), rank)
 
     def follow(self, order: PolicyOrder) -> None:
