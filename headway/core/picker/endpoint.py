@@ -29,7 +29,7 @@ _SAMPLES = 32
 """Scrapes whose least seconds of a prompt token count: requests that ran together count twice."""
 _SLOWEST = 2.0
 """By so much more time than the clock says may pass until KV events tell of a prompt: then it was
-cached, or events are lost."""
+cached, or events are lost. No event tells of one that fills no block."""
 
 
 @dataclass(slots=True)
@@ -241,11 +241,12 @@ class EndpointLedger:
         first = next(iter(self._owing.values()), None)
         if first is None:
             return inf
-        return max(self._drained_at, first.sent_at) + first.owed * self._clock_time
+        return max(self._drained_at, first.sent_at) + first.owed * self._clock_time(first)
 
-    @property
-    def _clock_time(self) -> float:
-        return self._token_time * (_SLOWEST if self.ends is Ends.INFERRED else 1.0)
+    def _clock_time(self, held: _Held) -> float:
+        """Return the seconds that the clock gives each token of a prompt."""
+        is_told = self.ends is Ends.INFERRED and held.uncached >= self.block_size
+        return self._token_time * (_SLOWEST if is_told else 1.0)
 
     def progress(self, *, now: float) -> PromptsThrough | None:
         """Return what is through since the last look, None for nothing."""
@@ -267,9 +268,10 @@ class EndpointLedger:
         while self._owing:
             held = next(iter(self._owing.values()))
             since = max(since, held.sent_at)
-            needed = held.owed * self._clock_time
+            token_time = self._clock_time(held)
+            needed = held.owed * token_time
             if since + needed > now + 1e-9:
-                held.owed -= max(0.0, now - since) / self._clock_time
+                held.owed -= max(0.0, now - since) / token_time
                 return
             since += needed
             self._computed(held, now)

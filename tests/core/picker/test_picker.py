@@ -96,6 +96,17 @@ def test_a_step_of_kv_events_ends_the_prompts_that_it_has_computed() -> None:
     assert gateway.core.endpoints()[0].ends is Ends.INFERRED
 
 
+def test_a_prompt_that_fills_no_block_is_through_when_the_clock_says_so() -> None:
+    for num_tokens, seconds in ((8, 8.0), (24, 48.0)):  # an event may tell of 24: they fill one
+        gateway = Gateway(A, settings=PickerSettings(first_pass=float(CHUNK), longest_hold=1e6))
+        gateway.handle(KvChanged(A, (StoredBlocks((1,), None, range(16), 16),)))
+        gateway.ask(num_tokens)
+        gateway.pass_time(seconds - 1.1)
+        assert gateway.core.endpoints()[0].owed_tokens > 0
+        gateway.pass_time(1.2)
+        assert gateway.core.endpoints()[0].owed_tokens == 0
+
+
 def test_lost_kv_events_leave_the_clock() -> None:
     gateway = Gateway(A)
     gateway.handle(KvChanged(A, (StoredBlocks((1,), None, range(16), 16),)))
