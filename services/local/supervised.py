@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -239,10 +240,10 @@ class SupervisedProcess:
     def restart(self) -> None:
         """End it now: another is started, as after any death."""
         if self.pid is not None:
-            os.killpg(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended, and nobody has been told yet
+                os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """End it and what it may have started, now and for good."""
         self._stopping = True
-        if self.pid is not None:
-            os.killpg(self.pid, signal.SIGKILL)
+        self.restart()

@@ -30,7 +30,7 @@ from services.runtime.config import is_loopback
 from services.runtime.logs import get_logger
 from services.worker.config import WorkerConfig
 
-_POLL = 0.0002  # seconds
+_POLL, _LONGEST_POLL = 0.0002, 0.005  # seconds, doubled from look to look
 _PATIENCE = 0.05  # seconds in a thread that waits for notices
 _THREADS = 4
 """Reads at once, and one thread for notices."""
@@ -184,12 +184,13 @@ class NixlKv:
 
     def _hear(self) -> list[bytes]:
         """Return the notices that have come, at the latest after a while."""
-        until = time.monotonic() + _PATIENCE
+        until, pause = time.monotonic() + _PATIENCE, _POLL
         while True:
             arrived = self._agent.get_new_notifs()
             if arrived or time.monotonic() > until:
                 return [notice for of_one in arrived.values() for notice in of_one]
-            time.sleep(_POLL)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_POLL)
 
     # --- the target's side ------------------------------------------------------------
 
