@@ -99,7 +99,11 @@ def _token_text(token: Any) -> str:
 def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
-    content = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        message = f"{file} does not hold JSON: {error}"
+        raise HeadwayError(Code.INVALID_ARGUMENT, message) from error
     if not isinstance(content, dict):
         raise HeadwayError(Code.INVALID_ARGUMENT, f"{file} does not hold a JSON object")
     return content

@@ -26,6 +26,15 @@ from headway.core.picker.events import Pick, Refuse, WhyRefused
 DESTINATION = "x-gateway-destination-endpoint"
 PREFILLER = "x-prefiller-host-port"
 """Names who computes the prompt to llm-d's side-car of the endpoint that decodes."""
+_OTHERS = ("x-encoder-hosts-ports", "x-kv-cache-source-host-port", "x-data-parallel-host-port")
+NAMES_HOSTS = tuple(
+    [
+        name.replace("x-", prefix, 1)
+        for name in (PREFILLER, *_OTHERS)
+        for prefix in ("x-", "x-llm-d-")
+    ]
+)
+"""All headers by which that side-car may be sent to other hosts, under older and newer names."""
 SUBSET, SERVED = f"{DESTINATION}-subset", f"{DESTINATION}-served"
 NAMESPACE, SUBSET_NAMESPACE = "envoy.lb", "envoy.lb.subset_hint"
 MOST_PIECE = 62_000
@@ -195,7 +204,7 @@ def _headers_answer(answer: Answer) -> Any:
 def _pick(addresses: tuple[str, ...], prefiller: str) -> Any:
     """Return the answer that names these endpoints; nobody changes it.
 
-    A client's own word of who computes its prompt does not count.
+    A client's own word of who computes its prompt, or of any other host, does not count.
     """
     endpoints = ",".join(addresses)
     metadata = struct_pb2.Struct()
@@ -203,8 +212,8 @@ def _pick(addresses: tuple[str, ...], prefiller: str) -> Any:
     headers = pb.HeaderMutation(set_headers=[_header(DESTINATION, endpoints)])
     if prefiller:
         headers.set_headers.append(_header(PREFILLER, prefiller))
-    else:
-        headers.remove_headers.append(PREFILLER)
+    given = {PREFILLER} if prefiller else set()
+    headers.remove_headers.extend([name for name in NAMES_HOSTS if name not in given])
     common = pb.CommonResponse(clear_route_cache=True, header_mutation=headers)
     return pb.ProcessingResponse(
         request_headers=pb.HeadersResponse(response=common), dynamic_metadata=metadata

@@ -13,6 +13,7 @@ import os
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -32,8 +33,8 @@ from services.worker.config import WorkerConfig
 
 _POLL, _LONGEST_POLL = 0.0002, 0.005  # seconds, doubled from look to look
 _PATIENCE = 0.05  # seconds in a thread that waits for notices
-_THREADS = 4
-"""Reads at once, and one thread for notices."""
+_READS, _READS_OF_ONE = 32, 4
+"""Reads at once, and of one sender: who hangs holds up its own, which have no end by themselves."""
 _T = TypeVar("_T")
 
 
@@ -92,7 +93,10 @@ class NixlKv:
             os.environ.setdefault("UCX_NET_DEVICES", "lo")
         self._kv = kv
         self._name = f"{name}-{secrets.token_hex(4)}"
-        self._threads = ThreadPoolExecutor(_THREADS, "nixl")
+        self._threads = ThreadPoolExecutor(_READS, "nixl")
+        self._hearing = ThreadPoolExecutor(1, "nixl-notices")
+        self._reads: Counter[bytes] = Counter()
+        """Reads in progress, by the sender's description."""
         self._adding = threading.Lock()
         self._waited: dict[bytes, asyncio.Future[None]] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -138,6 +142,7 @@ class NixlKv:
 
         await self._call(release)
         self._threads.shutdown(wait=False)
+        self._hearing.shutdown(wait=False)
 
     # --- the sender's side ------------------------------------------------------------
 
@@ -177,7 +182,8 @@ class NixlKv:
 
     async def _watch(self) -> None:
         while self._waited:
-            for notice in await self._call(self._hear):
+            loop = asyncio.get_running_loop()
+            for notice in await loop.run_in_executor(self._hearing, self._hear):
                 future = self._waited.get(notice)
                 if future is not None and not future.done():
                     future.set_result(None)
@@ -208,12 +214,18 @@ class NixlKv:
             )
         if len(blocks) != len(source.blocks):
             raise invalid("the number of blocks", len(source.blocks), str(len(blocks)))
-        if not to_host:
-            await asyncio.to_thread(self._kv.await_writable)
+        if self._reads[source.agent] >= _READS_OF_ONE:
+            raise by_grpc(f"{_READS_OF_ONE} reads of this sender have not ended")
+        self._reads[source.agent] += 1
         try:
+            if not to_host:
+                await asyncio.to_thread(self._kv.await_writable)
             await self._call(self._read, source, own, np.array(blocks, np.int64))
         except Exception as error:  # of NIXL's own types
             raise by_grpc(f"the sender's memory cannot be read: {error!r}") from error
+        finally:
+            self._reads[source.agent] -= 1
+            self._reads += Counter()  # forgets senders without reads
 
     def _read(self, source: KvSource, own: KvMemory, blocks: NDArray[np.int64]) -> None:
         agent, (here, there) = self._agent, _descriptors(source, own, blocks)

@@ -19,8 +19,10 @@ from headway.request import Phase
 
 _PLANNED = 0.95
 """Share of the promised time that a pass is planned with: its fit errs by a few percent."""
-_LEAST = 1 - _PLANNED
-"""Share of it that prompts have in any case, beside however many decode."""
+_LEAST = 0.25
+"""Seconds that prompts have in any case for each second of decoding beside them: a fifth of a pass.
+So it keeps the promise until decoding alone takes four fifths of that, and no reader, whatever its
+class, makes others' prompts crawl."""
 
 
 def prompt_tokens_within(unit: WorkerUnit, pass_time: PassTime) -> float:
@@ -41,10 +43,11 @@ def prompt_tokens_within(unit: WorkerUnit, pass_time: PassTime) -> float:
         if sequence.stage is Stage.RUNNING and sequence.decoding:
             num_decoding += 1
             kv_tokens += sequence.kv.num_computed
-    left = _PLANNED * limit - pass_time.seconds(0, 0, num_decoding, kv_tokens)
+    decoding = pass_time.seconds(0, 0, num_decoding, kv_tokens)
+    left = max(_PLANNED * limit - decoding, _LEAST * decoding)
     longest = max(max(s.kv.num_computed, s.kv.num_hit_tokens) for s in prompts)
     per_token = pass_time.per_prefill_token + pass_time.per_prefill_context * longest
-    return max(1, int(max(left, _LEAST * limit) / per_token))
+    return max(1, int(left / per_token))
 
 
 def _promised(sequence: Sequence) -> float:

@@ -86,7 +86,12 @@ def test_weights_in_several_files_are_found(llama: str, tmp_path: Path) -> None:
         {"quantization_config": {"quant_method": "fp8"}},
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_parameters": {"type": "linear", "factor": 2.0, "rope_theta": 1e4}},
         {"use_sliding_window": True},
+        {"sliding_window": 16},
+        {"num_key_value_heads": None},
+        {"num_attention_heads": 0},
+        {"dtype": "half"},
         {"hidden_act": "gelu"},
         {"model_type": "starcoder2"},
     ],
@@ -99,6 +104,30 @@ def test_a_config_that_asks_for_more_is_left_to_transformers(
     assert read_config(str(tmp_path)) is not None
     (tmp_path / "config.json").write_text(json.dumps(config | fields))
     assert read_config(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("generation", "eos"), [("{", None), ("[]", None), ('{"eos_token_id": []}', 5), ("{}", 5)]
+)
+def test_a_damaged_generation_config_is_left_to_transformers(
+    generation: str, eos: int | None, llama: str, tmp_path: Path
+) -> None:
+    config = json.loads((Path(llama) / "config.json").read_text()) | {"eos_token_id": 5}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "generation_config.json").write_text(generation)
+    assert getattr(read_config(str(tmp_path)), "eos_token_id", None) == eos
+
+
+def test_one_file_goes_before_shards_and_shards_lie_in_the_folder(
+    llama: str, tmp_path: Path
+) -> None:
+    config = read_config(llama)
+    assert config is not None
+    index = {"weight_map": {"model.norm.weight": f"{llama}/model.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read_network(str(tmp_path), config, torch.float32, CPU) is None
+    (tmp_path / "model.safetensors").symlink_to(Path(llama) / "model.safetensors")
+    assert read_network(str(tmp_path), config, torch.float32, CPU) is not None
 
 
 @pytest.mark.parametrize(
@@ -126,7 +155,13 @@ def _with_other_heads(weights: dict[str, torch.Tensor]) -> None:
     weights[name] = weights[name].repeat(2, 1)
 
 
-@pytest.mark.parametrize("change", [_without_norm, _with_more, _with_other_heads])
+def _with_biases(weights: dict[str, torch.Tensor]) -> None:
+    for part in "qkv":
+        name = f"model.layers.0.self_attn.{part}_proj"
+        weights[f"{name}.bias"] = torch.ones(len(weights[f"{name}.weight"]))
+
+
+@pytest.mark.parametrize("change", [_without_norm, _with_more, _with_other_heads, _with_biases])
 def test_a_file_with_other_weights_is_left_to_transformers(
     change: Callable[[dict[str, torch.Tensor]], None], llama: str, tmp_path: Path
 ) -> None:

@@ -94,6 +94,12 @@ def _read_config(model: str) -> Any:
     except (OSError, ValueError) as error:
         message = f"{model!r} is neither a folder nor a hub id with a known checkpoint: {error}"
         raise HeadwayError(Code.NOT_FOUND, message, param="model") from error
+    except Exception as error:  # whatever fields of other types do to it
+        raise unsupported(f"its config.json is damaged: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _take_plain_weights(config: Any, quantization: str) -> None:
@@ -120,8 +126,8 @@ def _read_network(model: str, config: Any, dtype: str, how: Mapping[str, Any]) -
             output_loading_info=True,
             **how,
         )
-    except (ValueError, ImportError) as error:
-        raise unsupported(f"transformers does not serve it: {error}") from error
+    except Exception as error:  # whatever a damaged file does to it
+        raise unsupported(f"transformers does not serve it: {_first_line(error)}") from error
     if info["missing_keys"]:
         raise unsupported(f"it lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
     return network

@@ -23,6 +23,8 @@ Config = SimpleNamespace
 """The fields of a ``config.json`` as attributes."""
 
 _WEIGHTS = "model.safetensors"
+_BIASED = "qwen2"
+"""The family whose queries, keys and values have biases; no other product of a plain one has."""
 
 
 class PlainNetwork:
@@ -31,6 +33,7 @@ class PlainNetwork:
     def __init__(self, config: Config, weights: _Weights) -> None:
         """KeyError where a weight is missing or has another shape than the config says."""
         self.config = config
+        biased = config.model_type == _BIASED
         self.dtype = weights.dtype
         self.device = weights.device
         hidden, size = config.hidden_size, config.head_dim
@@ -40,9 +43,9 @@ class PlainNetwork:
         def layer(index: int) -> SimpleNamespace:
             name = f"model.layers.{index}."
             attention = SimpleNamespace(
-                q_proj=weights.product(f"{name}self_attn.q_proj", rows, hidden),
-                k_proj=weights.product(f"{name}self_attn.k_proj", kv_rows, hidden),
-                v_proj=weights.product(f"{name}self_attn.v_proj", kv_rows, hidden),
+                q_proj=weights.product(f"{name}self_attn.q_proj", rows, hidden, biased),
+                k_proj=weights.product(f"{name}self_attn.k_proj", kv_rows, hidden, biased),
+                v_proj=weights.product(f"{name}self_attn.v_proj", kv_rows, hidden, biased),
                 o_proj=weights.product(f"{name}self_attn.o_proj", hidden, rows),
             )
             if config.model_type == "qwen3":
@@ -105,10 +108,12 @@ class _Weights:
         """Return a module's weight; KeyError where it is missing or shaped otherwise."""
         return SimpleNamespace(weight=self._take(f"{name}.weight", shape))
 
-    def product(self, name: str, outputs: int, inputs: int) -> SimpleNamespace:
-        """Return the weight of a matrix product, and the bias that it may have."""
-        module, bias = self.part(name, outputs, inputs), f"{name}.bias"
-        module.bias = self._take(bias, (outputs,)) if bias in self._files else None
+    def product(
+        self, name: str, outputs: int, inputs: int, biased: bool = False
+    ) -> SimpleNamespace:
+        """Return the weight of a matrix product, and the bias that its family gives it."""
+        module = self.part(name, outputs, inputs)
+        module.bias = self._take(f"{name}.bias", (outputs,)) if biased else None
         return module
 
     def _take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -126,9 +131,10 @@ def read_config(model: str) -> Config | None:
     """Return what a folder says of a plain checkpoint; None where it is none, or not plain."""
     try:
         fields = json.loads((Path(model) / "config.json").read_bytes())
+        generation = _generation(Path(model))
     except (OSError, ValueError):
         return None
-    if not isinstance(fields, dict) or not is_plain(fields):
+    if not (isinstance(fields, dict) and isinstance(generation, dict) and is_plain(fields)):
         return None
     size = fields["hidden_size"] // fields["num_attention_heads"]
     rope = fields.get("rope_parameters") or fields
@@ -138,36 +144,42 @@ def read_config(model: str) -> Config | None:
         "dtype": fields.get("dtype") or fields.get("torch_dtype"),
         "use_sliding_window": fields.get("use_sliding_window", fields["model_type"] == "mistral"),
     }
-    generation = _generation(Path(model))
     named = [each["eos_token_id"] for each in (generation, fields) if "eos_token_id" in each]
-    more["eos_token_id"] = next((ids for ids in named if ids is not None), None)
-    is_known = named and (more["eos_token_id"] is not None or tokenizer_file(model) is None)
-    return Config(**{**fields, **more}) if is_known else None
+    ids = more["eos_token_id"] = next((each for each in named if each not in (None, [])), None)
+    is_known = named and (ids is not None or tokenizer_file(model) is None)
+    if not is_known or not all(
+        type(each) is int for each in (ids if type(ids) is list else [ids or 0])
+    ):
+        return None
+    return Config(**{**fields, **more})
 
 
-def _generation(folder: Path) -> dict[str, Any]:
+def _generation(folder: Path) -> Any:
     try:
-        said: dict[str, Any] = json.loads((folder / "generation_config.json").read_bytes())
+        return json.loads((folder / "generation_config.json").read_bytes())
     except FileNotFoundError:
         return {}
-    return said
 
 
 def read_network(
     model: str, config: Config, dtype: torch.dtype, device: torch.device
 ) -> PlainNetwork | None:
-    """Read the weights; None where a file has others than a plain checkpoint of its family."""
+    """Read the weights; None where a file has others than a plain checkpoint of its family.
+
+    One file goes before shards, and a shard's name is that of a file in the folder.
+    """
     folder, weights = Path(model), _Weights(dtype, device)
-    index = folder / f"{_WEIGHTS}.index.json"
+    names = [_WEIGHTS]
     try:
-        if index.exists():
-            names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        else:
-            names = [_WEIGHTS]
+        if not (folder / _WEIGHTS).exists():
+            index = json.loads((folder / f"{_WEIGHTS}.index.json").read_bytes())
+            names = sorted(set(index["weight_map"].values()))
+        if any(Path(name).name != name for name in names):
+            return None
         with ExitStack() as files:
             for name in names:
                 weights.add(files.enter_context(safe_open(folder / name, "pt")))
             network = PlainNetwork(config, weights)
-    except (OSError, ValueError, KeyError, SafetensorError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
         return None
     return None if any(weights.left()) else network

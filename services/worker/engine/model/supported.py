@@ -95,7 +95,8 @@ _NAMED = (
     "tie_word_embeddings",
     "vocab_size",
 )
-_NAMED_BY = {"mistral": ("sliding_window",), "qwen3": ("head_dim",)}
+_NAMED_BY = {"qwen3": ("head_dim",)}
+_DTYPES = ("float16", "bfloat16", "float32", None)
 
 
 def is_plain(config: Mapping[str, Any]) -> bool:
@@ -105,16 +106,30 @@ def is_plain(config: Mapping[str, Any]) -> bool:
     """
     if not is_packed(config) or "quantization_config" in config:
         return False
-    rope = config.get("rope_parameters") or config
-    named = (*_NAMED, *_NAMED_BY.get(config["model_type"], ()))
+    family, rope = config["model_type"], config.get("rope_parameters") or config
     return (
-        all(name in config for name in named)
-        and "rope_theta" in rope
-        and rope.get("rope_type", "default") == "default"
+        all(_is_number(config.get(name)) for name in (*_NAMED, *_NAMED_BY.get(family, ())))
+        and isinstance(rope, Mapping)
+        and _is_number(rope.get("rope_theta"))
+        and all(rope.get(name) in (None, "default") for name in ("rope_type", "type"))
         and not config.get("rope_scaling")
         and not any(config.get(name) for name in ("attention_bias", "mlp_bias"))
-        and not (config["model_type"] != "mistral" and config.get("use_sliding_window"))
+        and (config.get("dtype") or config.get("torch_dtype")) in _DTYPES
+        and _has_plain_window(family, config)
     )
+
+
+def _is_number(value: Any) -> bool:
+    return value is False or (isinstance(value, int | float) and value > 0)
+
+
+def _has_plain_window(family: str, config: Mapping[str, Any]) -> bool:
+    if family == "mistral":
+        return "sliding_window" in config
+    names = (
+        ("use_sliding_window",) if "qwen" in family else ("use_sliding_window", "sliding_window")
+    )
+    return not any(config.get(name) for name in names)
 
 
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
