@@ -17,6 +17,7 @@ _FAIR_CHUNK_TESTS = "tests/core/worker/test_worker_fair_chunk.py"
 _GATEWAY_TESTS = "tests/core/gateway/test_gateway.py"
 _HOST_PREFIXES_TESTS = "tests/core/worker/test_worker_host_prefixes.py"
 _MIGRATION_TESTS = "tests/core/worker/test_worker_migration.py"
+_PASS_LIMIT_TESTS = "tests/core/worker/test_worker_pass_limit.py"
 _PICKER_TESTS = "tests/core/picker/test_picker.py"
 _PLAN_TESTS = "tests/core/worker/test_worker_plan.py"
 _PREFIXES_TESTS = "tests/core/scheduler/test_scheduler_prefixes.py"
@@ -507,6 +508,34 @@ CORES = (
         "headway/core/picker/core.py",
         "if event.is_cleared or not event.is_complete:",
         "if event.is_cleared:",
+        (_PICKER_TESTS,),
+    ),
+    Mutation(
+        "each prompt has all the time that a pass has for prompts",
+        f"{_WORKER}planner.py",
+        "self._prompt_budget -= num_tokens",
+        "pass",
+        (_PASS_LIMIT_TESTS,),
+    ),
+    Mutation(
+        "what a tenant leaves of a pass is given beyond its time",
+        f"{_WORKER}planner.py",
+        "spare = int(min(self._budget, self._fair.spare, self._prompt_budget))",
+        "spare = min(self._budget, self._fair.spare)",
+        (_PASS_LIMIT_TESTS,),
+    ),
+    Mutation(
+        "a class that yields is promised its pace",
+        f"{_WORKER}pass_limit.py",
+        "if service is None or service.tpot is None or service.yields:",
+        "if service is None or service.tpot is None:",
+        (_PASS_LIMIT_TESTS,),
+    ),
+    Mutation(
+        "a short prompt waits for a KV event that never comes",
+        "headway/core/picker/endpoint.py",
+        "is_told = self.ends is Ends.INFERRED and held.uncached >= self.block_size",
+        "is_told = self.ends is Ends.INFERRED",
         (_PICKER_TESTS,),
     ),
 )
