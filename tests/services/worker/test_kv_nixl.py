@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
+import signal
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -103,6 +105,34 @@ async def test_a_sender_that_is_killed_mid_read_ends_the_read() -> None:
     finally:
         process.kill()
         await kv.close()
+
+
+@needs_nixl
+async def test_a_sender_that_hangs_holds_up_no_reads_but_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp,self")  # memory that is shared is read without the sender
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_offer_forever, args=(theirs,))
+    process.start()
+    kv, other = (NixlKv(Blocks(value, 32), f"{value}", on_loopback=True) for value in (0, 5))
+    try:
+        async with asyncio.timeout(120):
+            offer = await asyncio.to_thread(ours.recv)
+            await kv.read(offer, range(32), to_host=False)
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGSTOP)
+            reads = [asyncio.create_task(kv.read(offer, range(32), to_host=False)) for _ in "1234"]
+            await asyncio.sleep(0)
+            with pytest.raises(HeadwayError, match="4 reads of this sender have not ended"):
+                await kv.read(offer, range(32), to_host=False)
+            await kv.read(await offered(other, [1]), [1], to_host=False)
+            os.kill(process.pid, signal.SIGCONT)
+            await asyncio.gather(*reads, return_exceptions=True)
+    finally:
+        process.kill()
+        await kv.close()
+        await other.close()
 
 
 class Broken(worker_pb2_grpc.WorkerServicer):
