@@ -136,7 +136,7 @@ SHELLS = (
     Mutation(
         "a peer that does not read is not cut off",
         "services/runtime/stream.py",
-        "if len(self._queue) >= self._max_queued:",
+        "if self._num_queued >= self._max_queued:",
         "if False:",
         ("tests/services/runtime/test_stream.py",),
     ),

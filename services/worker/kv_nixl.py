@@ -28,6 +28,7 @@ from headway.engine import Buffer, KvAccess, KvInMemory, KvMemory
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import KvSource
 from services.runtime.config import is_loopback
+from services.runtime.essential import essential
 from services.runtime.logs import get_logger
 from services.worker.config import WorkerConfig
 
@@ -153,7 +154,7 @@ class NixlKv:
         notice = secrets.token_bytes(16)
         self._waited[notice] = asyncio.get_running_loop().create_future()
         if self._watching is None or self._watching.done():
-            self._watching = asyncio.create_task(self._watch())
+            self._watching = essential(self._watch(), "NIXL's notices", may_return=True)
         return KvSource(
             agent=self._description,
             notice=notice,

@@ -105,7 +105,8 @@ class FairTurns:
             return num_tokens
         least = self.pass_time.base + self.pass_time.per_request
         left = _LONGER * max(self._own_seconds, least) - self._seconds
-        return min(num_tokens, max(0 if self._has_ahead else 1, int(left / per_token + _ROUNDING)))
+        fits = int(min(num_tokens, max(0.0, left / per_token + _ROUNDING)))
+        return min(num_tokens, max(0 if self._has_ahead else 1, fits))
 
     def _per_token(self, sequence: Sequence) -> float:
         known, start = self.pass_time, sequence.kv.num_computed

@@ -47,7 +47,7 @@ def prompt_tokens_within(unit: WorkerUnit, pass_time: PassTime) -> float:
     left = max(_PLANNED * limit - decoding, _LEAST * decoding)
     longest = max(max(s.kv.num_computed, s.kv.num_hit_tokens) for s in prompts)
     per_token = pass_time.per_prefill_token + pass_time.per_prefill_context * longest
-    return max(1, int(left / per_token))
+    return max(1.0, left / per_token)
 
 
 def _promised(sequence: Sequence) -> float:

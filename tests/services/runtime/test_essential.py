@@ -23,6 +23,8 @@ SHORT_LIVED = {
     ("runtime/stream.py", "_first_of"),
     ("local/cluster.py", "serve"),
     ("worker/kv_receiver.py", "_to_the_end"),
+    # its error is raised to whoever waits for it
+    ("worker/kv_nixl.py", "__init__"),
     # one stream, request, transfer, or order each
     ("runtime/stream.py", "serve"),
     ("runtime/channel.py", "to"),  # closes a channel that was replaced
