@@ -442,7 +442,7 @@ async def test_an_odd_answer_ends_its_request_with_an_error(
 
 async def test_an_answer_that_cannot_be_decoded_ends_its_request(endpoint: OpenAIEndpoint) -> None:
     endpoint.encoding, endpoint.instead = "gzip", b"this is not gzip"
-    async with following(examined(endpoint)) as found:
+    async with following(examined(endpoint, patience=0.3)) as found:
         found.engine.add(make_request(""), 0)
         assert (await found.end()).finish_reason is FinishReason.ERROR
 
