@@ -67,7 +67,8 @@ async def test_workers_change_their_role_under_load_without_a_failed_request(
         await load.end()
         await actuator.close()
         assert await running.metric("headway_gateway_open_requests") == 0
-        assert await running.metric("headway_gateway_resubmitted_requests") == 0
+        why = [line for line in running.log_of("gateway").splitlines() if "resubmitted" in line]
+        assert await running.metric("headway_gateway_resubmitted_requests") == 0, why
 
 
 async def test_unified_workers_become_prefillers_and_decoders_without_a_failed_request(
@@ -105,4 +106,5 @@ async def test_unified_workers_become_prefillers_and_decoders_without_a_failed_r
         assert {p.spec.service_id: p.pid for p in running.supervisor.processes} == pids
         await load.end()
         assert await running.metric("headway_gateway_open_requests") == 0
-        assert await running.metric("headway_gateway_resubmitted_requests") == 0
+        why = [line for line in running.log_of("gateway").splitlines() if "resubmitted" in line]
+        assert await running.metric("headway_gateway_resubmitted_requests") == 0, why
