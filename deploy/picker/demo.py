@@ -44,7 +44,7 @@ NAMES = {
 }
 _TASKS = ("add", "sort", "count", "chain")
 _LONGEST, _CHUNK, _BLOCKS = 8192, 512, 1024
-"""Of each vLLM: most tokens of a request and of a step, and blocks of KV. All agents' sessions
+"""Bounds of each vLLM: tokens of a request and of a step, and blocks of KV. All agents' sessions
 together need more than one has, and less than two have."""
 _START = 400.0  # seconds
 

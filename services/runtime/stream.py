@@ -46,7 +46,7 @@ class Outbox(Generic[S]):
         self._weigh = weigh
         self._lane = lane
         self._lanes: dict[Hashable, deque[S]] = {}
-        """Those that have messages, whose turn is next first."""
+        """Lanes that have messages, the one whose turn is next first."""
         self._num_queued = 0
         self._changed = asyncio.Event()
         self._overflowed = asyncio.Event()

@@ -21,7 +21,7 @@ class OpenAIEndpoint:
         self.refused: set[str] = set()
         """Fields that it answers with 400."""
         self.reads = {"cache_salt", "structured_outputs", "thinking_token_budget"}
-        """Of these fields, those that it does not ignore, whatever is in them."""
+        """Fields that clients may leave out and that it does not ignore, whatever is in them."""
         self.names_tokens = True
         self.breaks_after: list[int] = []
         """For each of the next streams, the tokens after which its connection breaks."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,10 @@ def proxy(at: At) -> str:
     )
     url, give_up_at = f"http://127.0.0.1:{port}", time.monotonic() + _START
     while time.monotonic() < give_up_at and process.poll() is None:
-        try:
+        with suppress(httpx.TransportError):
             if httpx.get(f"{url}/health/liveliness", timeout=5).status_code == 200:
                 return url
-        except httpx.TransportError:
-            time.sleep(0.2)
+        time.sleep(0.2)
     raise RuntimeError(f"the proxy does not start: {log.read_text(errors='replace')[-300:]}")
 
 

@@ -111,9 +111,9 @@ class EndpointLedger:
         self._held: dict[StreamKey, _Held] = {}
         self._held_tokens = self._num_taken = 0
         self._owing: dict[int, _Held] = {}
-        """Those whose prompts are not through, by number."""
+        """Requests whose prompts are not through, by number."""
         self._through: list[_Held] = []
-        """Those whose prompts are through since the last look."""
+        """Requests whose prompts are through since the last look."""
         self._running = _Running()
         self._token_time = first_pass / info.chunk_tokens
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
@@ -323,6 +323,7 @@ class EndpointLedger:
     def _count_again(self) -> None:
         self._running = _Running()
         self._owing = {held.number: held for held in self._held.values() if held.owed > 0}
+        self._through = [held for held in self._through if held.owed <= 0]
         for held in self._held.values():
             if held.owed <= 0:
                 self._count(held, 1)

@@ -22,7 +22,7 @@ class LeaseSeen:
 
 
 class LeaseStep(Enum):
-    """The remedy."""
+    """A candidate's next step."""
 
     CREATE = "create"
     WRITE = "write"  # take or renew it, if it is still as it was read

@@ -26,7 +26,7 @@ MAX_CHOICES = 128  # inputs × n
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 _GREAT = re.compile(rb"\d[eE]\+?\d{3}|\d{200}")
-"""What a number has that may be read as infinity."""
+"""A part of every number that may be read as infinity."""
 
 Neutral = Mapping[str, tuple[Any, ...]]
 """Fields that are refused unless they have one of these values, which ask for nothing."""

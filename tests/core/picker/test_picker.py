@@ -107,6 +107,17 @@ def test_a_prompt_that_fills_no_block_is_through_when_the_clock_says_so() -> Non
         assert gateway.core.endpoints()[0].owed_tokens == 0
 
 
+def test_a_prompt_of_which_a_scrape_says_that_it_waits_is_not_through() -> None:
+    ledger = EndpointLedger(EndpointInfo(A, "m", CHUNK), first_pass=1.0)
+    request = Request("r", "m", range(CHUNK), SamplingParams(max_tokens=5), 0.0, stream_id=1)
+    ledger.take(request, CHUNK, 7, now=0.0)
+    ledger.scraped(EndpointMetrics(num_waiting=1), 1.1, now=1.1)  # the clock was too fast
+    assert ledger.progress(now=1.1) is None
+    through = ledger.progress(now=2.2)
+    assert through is not None
+    assert through.dispatch_ids == (7,)
+
+
 def test_lost_kv_events_leave_the_clock() -> None:
     gateway = Gateway(A)
     gateway.handle(KvChanged(A, (StoredBlocks((1,), None, range(16), 16),)))

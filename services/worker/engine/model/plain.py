@@ -146,12 +146,11 @@ def read_config(model: str) -> Config | None:
     }
     named = [each["eos_token_id"] for each in (generation, fields) if "eos_token_id" in each]
     ids = more["eos_token_id"] = next((each for each in named if each not in (None, [])), None)
-    is_known = named and (ids is not None or tokenizer_file(model) is None)
-    if not is_known or not all(
-        type(each) is int for each in (ids if type(ids) is list else [ids or 0])
-    ):
-        return None
-    return Config(**{**fields, **more})
+    if ids is None:  # transformers would ask the tokenizer, where there is one
+        is_known = bool(named) and tokenizer_file(model) is None
+    else:
+        is_known = all(type(each) is int for each in (ids if type(ids) is list else [ids]))
+    return Config(**{**fields, **more}) if is_known else None
 
 
 def _generation(folder: Path) -> Any:

@@ -108,9 +108,9 @@ def is_plain(config: Mapping[str, Any]) -> bool:
         return False
     family, rope = config["model_type"], config.get("rope_parameters") or config
     return (
-        all(_is_number(config.get(name)) for name in (*_NAMED, *_NAMED_BY.get(family, ())))
+        all(_is_said(config.get(name)) for name in (*_NAMED, *_NAMED_BY.get(family, ())))
         and isinstance(rope, Mapping)
-        and _is_number(rope.get("rope_theta"))
+        and _is_said(rope.get("rope_theta"))
         and all(rope.get(name) in (None, "default") for name in ("rope_type", "type"))
         and not config.get("rope_scaling")
         and not any(config.get(name) for name in ("attention_bias", "mlp_bias"))
@@ -119,7 +119,8 @@ def is_plain(config: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_number(value: Any) -> bool:
+def _is_said(value: Any) -> bool:
+    """Return whether a field is there: a number over 0, True or False."""
     return value is False or (isinstance(value, int | float) and value > 0)
 
 
