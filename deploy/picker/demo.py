@@ -30,8 +30,8 @@ from envoy_config import envoy_config
 from bench.cluster.processes import Process, cpu_seconds
 from bench.vllm.server import BLOCK_SIZE, EngineLimits, Server
 from models.tasks import draw
+from services.endpoints.vllm_metrics import value_of
 from services.local.store import free_port
-from services.picker.vllm_metrics import value_of
 from services.runtime.rooms import model_folder, module_command
 
 _HERE = Path(__file__).parent

@@ -40,7 +40,7 @@ class PickerMetrics:
         )
         self._ends = Gauge(
             "headway_picker_endpoint_ends",
-            "1 for how the ends of its passes are known: inferred or guessed.",
+            "1 for how the ends of its passes are known: exact, inferred or guessed.",
             ["endpoint", "ends"],
             registry=registry,
         )

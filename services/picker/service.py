@@ -31,14 +31,14 @@ from headway.core.picker.events import (
 from headway.core.scheduler.events import Decision, Note
 from headway.errors import Code, HeadwayError
 from headway.request import StreamKey
+from services.endpoints.endpoints_file import EndpointEntry, entries_of, read_entries, resolve
+from services.endpoints.pool_watch import PoolWatch
+from services.endpoints.watcher import Watcher
 from services.picker.config import PickerConfig
-from services.picker.endpoints_file import EndpointEntry, entries_of, read_entries, resolve
 from services.picker.ext_proc import Answer, ExternalProcessor, HttpExchange
 from services.picker.leadership import PickerLeadership
 from services.picker.metrics import PickerMetrics
-from services.picker.pool_watch import PoolWatch
 from services.picker.prompts import Prompts
-from services.picker.watcher import Watcher
 from services.runtime.channel import KEEPALIVE, tls_source
 from services.runtime.clock import Clock
 from services.runtime.config import host_and_port, is_loopback

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from bench.vllm.server import EngineLimits, Server, VllmTarget, serving
+from services.endpoints.vllm_metrics import value_of
 from services.local.store import free_port
-from services.picker.vllm_metrics import value_of
 
 pytestmark = [
     pytest.mark.vllm,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from bench.vllm.server import EngineLimits, Server, serving
+from headway.core.picker.core import PickerCore
+from headway.core.picker.events import EndpointInfo, EndpointListed, Ends, Stepped
 from headway.errors import Code, HeadwayError
 from services.local.store import free_port
 from tests.fakes.vllm_rig import MODEL
@@ -49,6 +55,31 @@ def test_a_step_is_a_numbered_message_with_a_map() -> None:
     assert msgspec.msgpack.decode(payload) == {"v": FORMAT, "rank": 0, **STEP._asdict()}
     topic.close()
     socket.close()
+
+
+async def test_a_plain_vllm_reports_its_steps_to_the_pickers_core(tmp_path: Path) -> None:
+    from services.endpoints.steps import read_steps
+
+    port, steps = free_port(), list[Stepped]()
+    environment = {SETTING: json.dumps({"batching": "fcfs", "steps": port})}
+    flags = ("--max-model-len", "1024", "--scheduler-cls", "headway_vllm.HeadwayScheduler")
+    server = Server(str(MODEL), EngineLimits(max_running=8, chunk_tokens=128), flags, environment)
+    core = PickerCore()
+    core.handle(EndpointListed(EndpointInfo("e", "", 128, has_metrics=False)), now=0.0)
+    async with serving(server, tmp_path, "v0") as target, httpx.AsyncClient(timeout=120) as client:
+        reading = asyncio.create_task(read_steps("e", f"tcp://127.0.0.1:{port}", steps.append))
+        body = {"model": MODEL.name, "max_tokens": 4, "ignore_eos": True}
+        while not steps:
+            await client.post(f"{target.url}/v1/completions", json={**body, "prompt": [30] * 20})
+        await client.post(f"{target.url}/v1/completions", json={**body, "prompt": [31] * 300})
+        while sum(step.prefill_tokens for step in steps[-8:]) < 300:
+            await asyncio.sleep(0.05)
+        reading.cancel()
+    chunks = [step.prefill_tokens for step in steps if step.prefill_tokens]
+    assert chunks[-3:] == [128, 128, 44]
+    for step in steps:
+        core.handle(step, now=1.0)
+    assert core.endpoints()[0].ends is Ends.EXACT
 
 
 def published(topic: StepTopic, socket: Any) -> Any:

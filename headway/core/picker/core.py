@@ -32,6 +32,7 @@ from headway.core.picker.events import (
     Refuse,
     Responded,
     Scraped,
+    Stepped,
     WhyRefused,
 )
 from headway.core.picker.health import Health, Level
@@ -151,6 +152,8 @@ class PickerCore:
                 self._on_scraped(event, now)
             case KvChanged():
                 self._on_kv_changed(event, now)
+            case Stepped():
+                self._on_stepped(event, now)
         return self.wake(now=now)
 
     def wake(self, *, now: float) -> Sequence[PickerAction]:
@@ -488,6 +491,15 @@ class PickerCore:
         num_tokens = sum(len(stored.hashes) * stored.block_size for stored in event.stored)
         if num_tokens:
             known.endpoint.stored(num_tokens, now=now)
+
+    def _on_stepped(self, step: Stepped, now: float) -> None:
+        known = self._touch(step.address)
+        if known is None:
+            return
+        if known.endpoint.stepped(step, now=now):
+            known.joined = False  # its size is another: a snapshot says so
+        elif known.joined and (self._due or step.prefill_tokens) and not known.endpoint.has_ended:
+            self._end_forward(known, (), 0.0, (), now)
 
     def _believe(self, known: _Known, names: Sequence[tuple[BlockHash, int]]) -> None:
         """Let the scheduler know of beginnings that an endpoint has by its events."""

@@ -1,8 +1,9 @@
 """The ledger of one endpoint: what it was sent, and how much of that it has computed by now.
 
-A stock endpoint does not report its forward passes. The tokens that it still owes go down by its
-KV events, by the clock at the rate that its metrics imply, and at the latest with the end of a
-response. What the scheduler's core reads of it is the load that a worker of Headway would report.
+The tokens that an endpoint still owes go down by what its plug-in reports of each step. A stock one
+reports nothing: there they go down by its KV events, by the clock at the rate that its metrics
+imply, and at the latest with the end of a response. What the scheduler's core reads of it is the
+load that a worker of Headway would report.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from headway.core.picker.events import (
     EndpointMetrics,
     EndpointStatus,
     Ends,
+    Stepped,
 )
 from headway.messages import FinishedRequest
 from headway.request import FinishReason, Request, StreamKey
@@ -28,8 +30,8 @@ SPLIT_LAYOUT = "the endpoints' own"
 _SAMPLES = 32
 """Scrapes whose least seconds of a prompt token count: requests that ran together count twice."""
 _SLOWEST = 2.0
-"""By so much more time than the clock says may pass until KV events tell of a prompt: then it was
-cached, or events are lost. No event tells of one that fills no block."""
+"""By so much more time than the clock says may pass until KV events or steps tell of a prompt: then
+it was cached, or events are lost. No event tells of one that fills no block."""
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class _Held:
     """A request that was sent there; ``owed``: tokens still to be computed of its ``uncached``.
 
     ``number`` counts what was sent there. ``drawn_before``: what one that had always run would have
-    drawn by the end of its prompt.
+    drawn by the end of its prompt. ``fresh_in``: count of the figures that lack its blocks.
     """
 
     number: int
@@ -48,6 +50,7 @@ class _Held:
     dispatch_id: int
     most_output: int
     drawn_before: float | None = None
+    fresh_in: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class OutputClock:
 class _Running:
     """Requests whose prompts are through: their number, tokens and KV blocks.
 
-    ``fresh_blocks``: those that the last scrape cannot have counted.
+    ``fresh_blocks``: those that the last figures cannot have counted.
     """
 
     num_requests: int = 0
@@ -117,10 +120,14 @@ class EndpointLedger:
         self._running = _Running()
         self._token_time = first_pass / info.chunk_tokens
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
-        self._drained_at = self._through_at = self._scraped_at = -inf
+        self._drained_at = self._through_at = self._counted_at = -inf
+        self._free: int | None = None  # by the last figures
+        self._num_figures = 0
         self._others = (0, 0)  # requests that run and that wait there, of nobody here
         self._outputs = OutputClock()
         self._events_at = -inf
+        self._step_seconds = 0.0  # of the last step that was reported; 0 while none is
+        self._size_is_reported = False
         self.num_passes = 0
 
     # --- description ------------------------------------------------------------------
@@ -160,6 +167,8 @@ class EndpointLedger:
     @property
     def ends(self) -> Ends:
         """How the ends of its passes are known now."""
+        if self._step_seconds:
+            return Ends.EXACT
         return Ends.INFERRED if self._events_at > -inf else Ends.GUESSED
 
     @property
@@ -230,7 +239,9 @@ class EndpointLedger:
         running.num_requests += sign
         running.num_tokens += sign * held.num_tokens
         running.blocks += blocks
-        if held.sent_at >= self._scraped_at:
+        if sign > 0 and held.sent_at >= self._counted_at:
+            held.fresh_in = self._num_figures
+        if held.fresh_in == self._num_figures:
             running.fresh_blocks += blocks
 
     # --- what goes by -----------------------------------------------------------------
@@ -241,10 +252,18 @@ class EndpointLedger:
         first = next(iter(self._owing.values()), None)
         if first is None:
             return inf
-        return max(self._drained_at, first.sent_at) + first.owed * self._clock_time(first)
+        since = max(self._drained_at, first.sent_at)
+        return since + first.owed * self._clock_time(first) + _SLOWEST * self._step_seconds
+
+    @property
+    def has_ended(self) -> bool:
+        """True while prompts are through that the next ``progress`` tells of."""
+        return bool(self._through)
 
     def _clock_time(self, held: _Held) -> float:
         """Return the seconds that the clock gives each token of a prompt."""
+        if self._step_seconds:
+            return self._token_time * _SLOWEST
         is_told = self.ends is Ends.INFERRED and held.uncached >= self.block_size
         return self._token_time * (_SLOWEST if is_told else 1.0)
 
@@ -263,7 +282,14 @@ class EndpointLedger:
         return PromptsThrough(ids, max(0.0, now - since))
 
     def _drain(self, now: float) -> None:
-        """Let the clock compute what it can since it last did."""
+        """Let the clock compute what it can since it last did.
+
+        Where steps are reported it computes nothing, unless reports stay away.
+        """
+        if self._step_seconds:
+            if now < self.next_wakeup - 1e-9:
+                return
+            self._step_seconds = 0.0
         since, self._drained_at = self._drained_at, max(now, self._drained_at)
         while self._owing:
             held = next(iter(self._owing.values()))
@@ -280,14 +306,42 @@ class EndpointLedger:
         """Take the tokens of blocks that a step has filled, of whichever prompts come first."""
         self._drain(now)
         self._events_at = now
-        left = float(num_tokens)
+        if not self._step_seconds:
+            self._has_computed(num_tokens, self.block_size, now)  # no last block is full
+
+    def _has_computed(self, num_tokens: float, unseen: float, now: float) -> None:
+        """Take computed tokens; a prompt of which fewer than ``unseen`` are left is through."""
         for held in list(self._owing.values()):
-            if left <= 0:
+            if num_tokens <= 0:
                 return
-            taken = min(held.owed, left)
-            held.owed, left = held.owed - taken, left - taken
-            if held.owed < self.block_size:  # its last block is not full
+            taken = min(held.owed, num_tokens)
+            held.owed, num_tokens = held.owed - taken, num_tokens - taken
+            if held.owed < unseen:
                 self._computed(held, now)
+
+    def stepped(self, step: Stepped, *, now: float) -> bool:
+        """Take the report of a step; return whether the endpoint's size has turned out another.
+
+        A step without a prompt's tokens, while nobody waits there and all that was sent has come,
+        says that every prompt is through: it was cached.
+        """
+        if not step.is_complete:
+            self._step_seconds = 0.0  # the clock has the word on what was lost
+        self._drain(now)
+        self._drained_at, self._step_seconds = now, max(step.seconds, 1e-6)
+        self._has_computed(step.prefill_tokens, 1.0, now)
+        has_all = step.num_running >= len(self._held) + self._others[0]
+        if has_all and not step.num_waiting and not step.prefill_tokens:
+            self._has_computed(inf, 1.0, now)
+        if not self.info.has_metrics:
+            self._others = (max(0, step.num_running + step.num_waiting - len(self._held)), 0)
+            if 2 * step.prefill_tokens >= self.info.chunk_tokens:
+                self._sample(step.seconds / step.prefill_tokens)
+        self._free, self._counted_at = step.free_blocks, -inf
+        self._num_figures += 1
+        self._running.fresh_blocks = 0
+        self._size_is_reported = True
+        return self._has_size(step.num_blocks, step.block_size)
 
     def no_events(self) -> None:
         """Note that no events come: the clock alone counts."""
@@ -298,9 +352,9 @@ class EndpointLedger:
     def scraped(self, metrics: EndpointMetrics | None, begun_at: float, *, now: float) -> bool:
         """Take a scrape, None for none; return whether its size has turned out to be another."""
         self._drain(now)
-        last, self.metrics, self._scraped_at = self.metrics, metrics, begun_at
+        last, self.metrics, self._counted_at = self.metrics, metrics, begun_at
         if metrics is None:
-            self._others = (0, 0)
+            self._others, self._free = (0, 0), None
             self._count_again()
             return False
         self._measure(last, metrics)
@@ -308,19 +362,30 @@ class EndpointLedger:
         own = [h for h in self._held.values() if h.sent_at < begun_at]
         waiting = min(metrics.num_waiting, len(own))
         for held in own[len(own) - waiting :]:  # the clock was too fast for the last ones
-            held.owed = held.owed or held.uncached
+            if not self._step_seconds:
+                held.owed = held.owed or held.uncached
         num_owed = sum(held.owed > 0 for held in own)
         self._others = (
             max(0, metrics.num_running - (len(own) - waiting)),
             max(0, metrics.num_waiting - num_owed),
         )
-        before = self.num_blocks, self.block_size
-        if metrics.num_blocks:
-            self.num_blocks, self.block_size = metrics.num_blocks, metrics.block_size
+        is_other = not self._size_is_reported and self._has_size(
+            metrics.num_blocks, metrics.block_size
+        )
+        usage = min(1.0, max(0.0, metrics.kv_usage))
+        self._free = int(self.num_blocks * (1.0 - usage)) if metrics.num_blocks else None
         self._count_again()
+        return is_other
+
+    def _has_size(self, num_blocks: int, block_size: int) -> bool:
+        """Take its size, 0 for an unknown one; return whether it is another than before."""
+        before = self.num_blocks, self.block_size
+        if num_blocks:
+            self.num_blocks, self.block_size = num_blocks, block_size
         return before != (self.num_blocks, self.block_size)
 
     def _count_again(self) -> None:
+        self._num_figures += 1
         self._running = _Running()
         self._owing = {held.number: held for held in self._held.values() if held.owed > 0}
         self._through = [held for held in self._through if held.owed <= 0]
@@ -334,8 +399,11 @@ class EndpointLedger:
         tokens = metrics.computed_tokens - last.computed_tokens
         seconds = metrics.prefill_seconds - last.prefill_seconds
         if tokens > 0 and 0 < seconds < inf:
-            self._samples.append(seconds / tokens)
-            self._token_time = min(self._samples)
+            self._sample(seconds / tokens)
+
+    def _sample(self, token_time: float) -> None:
+        self._samples.append(token_time)
+        self._token_time = min(self._samples)
 
     # --- the report -------------------------------------------------------------------
 
@@ -351,11 +419,10 @@ class EndpointLedger:
         )
 
     def _free_blocks(self, running: _Running) -> int:
-        """Return the free blocks of the last scrape, less what has come since."""
-        if self.metrics is None or not self.metrics.num_blocks:
+        """Return the free blocks of the last figures, less what has come since."""
+        if self._free is None:
             return self.num_blocks - running.blocks
-        free = int(self.num_blocks * (1.0 - min(1.0, max(0.0, self.metrics.kv_usage))))
-        return free - running.fresh_blocks
+        return self._free - running.fresh_blocks
 
     def describe(self, info: EndpointInfo) -> None:
         """Take another description of the same address."""

@@ -21,6 +21,7 @@ UNKNOWN_BLOCKS = 1 << 20
 class Ends(Enum):
     """How the ends of an endpoint's forward passes are known."""
 
+    EXACT = "exact"  # the endpoint reports each step
     INFERRED = "inferred"  # from the KV events of each step
     GUESSED = "guessed"  # from the clock, corrected by metrics and by responses
 
@@ -158,6 +159,25 @@ class KvChanged:
     is_complete: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The end of an endpoint's forward pass, as the plug-in inside it reports.
+
+    ``seconds``: the pass's time. ``num_running`` hold blocks, ``num_waiting`` wait for some.
+    ``is_complete``: False if reports before this one were lost.
+    """
+
+    address: str
+    seconds: float
+    prefill_tokens: int
+    num_running: int
+    num_waiting: int
+    free_blocks: int
+    num_blocks: int
+    block_size: int
+    is_complete: bool = True
+
+
 PickerEvent = (
     PickAsked
     | PickAskedAtOnce
@@ -167,6 +187,7 @@ PickerEvent = (
     | EndpointUnlisted
     | Scraped
     | KvChanged
+    | Stepped
 )
 
 # --- actions --------------------------------------------------------------------------

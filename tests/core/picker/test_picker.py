@@ -24,6 +24,7 @@ from headway.core.picker.events import (
     Responded,
     Scraped,
     Silence,
+    Stepped,
     StoredBlocks,
     WhyRefused,
 )
@@ -116,6 +117,67 @@ def test_a_prompt_of_which_a_scrape_says_that_it_waits_is_not_through() -> None:
     through = ledger.progress(now=2.2)
     assert through is not None
     assert through.dispatch_ids == (7,)
+
+
+def _step(prefill_tokens: int, running: int = 1, waiting: int = 0, free: int = 500) -> Stepped:
+    return Stepped(A, 0.5, prefill_tokens, running, waiting, free, 1000, 16)
+
+
+def test_a_reported_step_ends_the_prompts_whose_last_token_it_has_computed() -> None:
+    gateway = Gateway(A, settings=PickerSettings(first_pass=1.0, longest_hold=600.0))
+    gateway.handle(_step(0))
+    gateway.ask(CHUNK + 600)
+    waits = gateway.ask(CHUNK)
+    gateway.pass_time(1.1)  # the clock alone would have ended a pass
+    assert waits not in gateway.answers
+    gateway.handle(_step(CHUNK))
+    assert gateway.core.endpoints()[0].owed_tokens == 600 + CHUNK
+    assert gateway.pick(waits).endpoints == (A,)
+    gateway.handle(_step(599))
+    assert gateway.core.endpoints()[0].owed_tokens == CHUNK + 1
+    assert gateway.core.endpoints()[0].ends is Ends.EXACT
+
+
+def test_a_step_without_prompt_tokens_and_without_a_queue_ends_cached_prompts() -> None:
+    gateway = Gateway(A, settings=PickerSettings(first_pass=1.0))
+    gateway.handle(_step(0))
+    gateway.ask(800)
+    gateway.handle(_step(0, running=0))  # the request has not come yet
+    assert gateway.core.endpoints()[0].owed_tokens == 800
+    gateway.handle(_step(0, running=0, waiting=1))
+    assert gateway.core.endpoints()[0].owed_tokens == 800
+    gateway.handle(_step(0))
+    assert gateway.core.endpoints()[0].owed_tokens == 0
+
+
+def test_a_prompt_waits_for_the_blocks_that_a_step_reports() -> None:
+    gateway = Gateway(A, settings=PickerSettings(longest_hold=600.0))
+    gateway.handle(_step(0, free=5))
+    waits = gateway.ask(CHUNK)
+    assert waits not in gateway.answers
+    gateway.handle(_step(0, free=500))
+    assert gateway.pick(waits).endpoints == (A,)
+
+
+def test_where_steps_are_reported_no_longer_kv_events_and_the_clock_count() -> None:
+    gateway = Gateway(A, settings=PickerSettings(first_pass=1.0))
+    gateway.handle(_step(0))
+    gateway.ask(CHUNK)
+    gateway.pass_time(2.9)
+    assert gateway.core.endpoints()[0].owed_tokens == CHUNK
+    gateway.pass_time(0.2)  # twice a pass, and twice the last step
+    assert gateway.core.endpoints()[0].owed_tokens == 0
+    assert gateway.core.endpoints()[0].ends is Ends.GUESSED
+
+
+def test_lost_reports_of_steps_leave_what_was_lost_to_the_clock() -> None:
+    gateway = Gateway(A, settings=PickerSettings(first_pass=1.0))
+    gateway.handle(_step(0))
+    gateway.ask(CHUNK)
+    gateway.now += 0.5
+    gateway.handle(replace(_step(100), is_complete=False))
+    assert gateway.core.endpoints()[0].owed_tokens == CHUNK - 500 - 100
+    assert gateway.core.endpoints()[0].ends is Ends.EXACT
 
 
 def test_lost_kv_events_leave_the_clock() -> None:

@@ -14,14 +14,24 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from headway.core.picker.events import MOST_TOKENS, EndpointMetrics, KvChanged, StoredBlocks
+from headway.core.picker.events import (
+    MOST_TOKENS,
+    EndpointMetrics,
+    Ends,
+    KvChanged,
+    Stepped,
+    StoredBlocks,
+)
 from headway.errors import HeadwayError
 from headway.service_class import shipped_classes
+from headway_vllm.steps import StepEnd, StepTopic
+from services.endpoints.endpoints_file import entries_of, read_entries, resolve
+from services.endpoints.kv_events import KvEventReader, read_batch
+from services.endpoints.steps import read_steps
+from services.endpoints.vllm_metrics import read_metrics
+from services.local.store import free_port
 from services.picker.config import PickerConfig
-from services.picker.endpoints_file import entries_of, read_entries, resolve
-from services.picker.kv_events import KvEventReader, read_batch
 from services.picker.prompts import Prompts
-from services.picker.vllm_metrics import read_metrics
 from services.runtime.config import read_config
 from tests.fakes.picker_rig import (
     Endpoints,
@@ -291,6 +301,42 @@ async def test_events_reach_the_core_and_say_how_the_ends_of_passes_are_known(
                     return
                 await asyncio.sleep(0.02)
     pytest.fail("no event has reached the core")
+
+
+# --- steps ------------------------------------------------------------------------------
+
+
+async def test_the_plug_ins_reports_make_the_ends_of_passes_exact(
+    endpoints: Endpoints, tmp_path: Path
+) -> None:
+    address, port = await endpoints.add(), free_port()
+    topic = StepTopic(str(port), 0)
+    file = _file(tmp_path, address, more=f"steps = {port}")
+    async with picker(endpoints="", endpoints_file=file) as service:
+        for _ in range(500):  # a subscription takes a moment, and PUB drops until then
+            topic.publish(StepEnd(5.0, 0.25, 0, 3, 0, 0, 90, 100, 16))
+            if service.endpoints() and service.endpoints()[0].ends is Ends.EXACT:
+                break
+            await asyncio.sleep(0.02)
+        else:
+            pytest.fail("no report has reached the core")
+    topic.close()
+
+
+async def test_a_gap_in_the_reports_is_told_of_and_others_messages_are_left_out() -> None:
+    got: list[Stepped] = []
+    topic = StepTopic(str(port := free_port()), 0)
+    reading = asyncio.create_task(read_steps("e", f"tcp://127.0.0.1:{port}", got.append))
+    step = StepEnd(5.0, 0.25, 64, 3, 4, 2, 90, 100, 16)
+    while not got:
+        topic.publish(step)
+        await asyncio.sleep(0.02)
+    topic._number += 3
+    topic.publish(step)
+    await until(lambda: sum(not each.is_complete for each in got[1:]) == 1)
+    assert got[-1] == Stepped("e", 0.25, 64, 4, 2, 90, 100, 16, is_complete=False)
+    reading.cancel()
+    topic.close()
 
 
 # --- faults -----------------------------------------------------------------------------

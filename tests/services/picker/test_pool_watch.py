@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from headway.errors import HeadwayError
+from services.endpoints.endpoints_file import read_entries
+from services.endpoints.pool_watch import PoolWatch
 from services.picker.config import PickerConfig
-from services.picker.endpoints_file import read_entries
-from services.picker.pool_watch import PoolWatch
 from services.runtime.config import read_config
 from tests.fakes.kube_watch import PODS, POOLS, KubeApi, pod, pool, serving_api
 from tests.fakes.picker_rig import Endpoints, Exchange, named, picker, until

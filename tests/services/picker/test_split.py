@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.errors import HeadwayError
-from services.picker.endpoints_file import read_entries
+from services.endpoints.endpoints_file import read_entries
 from tests.fakes.picker_rig import Endpoints, Exchange, picker, until
 
 _PREFILLER = "x-prefiller-host-port"

@@ -16,15 +16,15 @@ import msgspec
 import pytest
 
 from headway.blocks import waypoint_names
-from headway.core.picker.events import EndpointInfo, EndpointMetrics, KvChanged, Scraped
+from headway.core.picker.events import EndpointInfo, EndpointMetrics, KvChanged, Scraped, Stepped
 from headway.core.picker.kv_chains import KvChains
 from headway.errors import HeadwayError
 from headway.messages import Dispatch, UnitBatch
 from headway.service_class import shipped_classes
-from services.picker.endpoints_file import Listed
+from services.endpoints.endpoints_file import Listed
+from services.endpoints.watcher import Watcher
 from services.picker.ext_proc import DESTINATION
 from services.picker.prompts import Prompts
-from services.picker.watcher import Watcher
 from services.runtime.config import read_config
 from services.runtime.probes import Probes
 from services.runtime.telemetry import serve_metrics
@@ -66,6 +66,9 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
+_Posted = Scraped | KvChanged | Stepped
+
+
 class _Running:
     """A worker that publishes, with a leader that sends it prompts."""
 
@@ -84,9 +87,11 @@ class _Running:
                 await self._sink[0].tokens.get()
 
     @asynccontextmanager
-    async def watched(self, *, events: bool = True) -> AsyncIterator[list[Scraped | KvChanged]]:
+    async def watched(
+        self, *, events: bool = True
+    ) -> AsyncIterator[list[Scraped | KvChanged | Stepped]]:
         """What the picker's watcher of this endpoint posts."""
-        posted: list[Scraped | KvChanged] = []
+        posted: list[Scraped | KvChanged | Stepped] = []
         kv, replay = (f"tcp://127.0.0.1:{port}" for port in self.ports[:2])
         listed = Listed(
             EndpointInfo("127.0.0.1:1", "m"), self.metrics, *((kv, replay) if events else ())
@@ -118,7 +123,7 @@ async def running(store_url: str, cluster: str, sink: tuple[Sink, str]) -> Async
             yield _Running(leader, ports, address, sink)
 
 
-def _changes(posted: list[Scraped | KvChanged]) -> list[KvChanged]:
+def _changes(posted: list[Scraped | KvChanged | Stepped]) -> list[KvChanged]:
     return [each for each in posted if isinstance(each, KvChanged)]
 
 

@@ -1,4 +1,4 @@
-"""The watch over one endpoint: its metrics, and its KV events."""
+"""The watch over one endpoint: its metrics, its KV events, and the ends of its steps."""
 
 from __future__ import annotations
 
@@ -7,17 +7,24 @@ from collections.abc import Callable
 
 import aiohttp
 
-from headway.core.picker.events import EndpointMetrics, KvChanged, Scraped, Silence
-from services.picker.endpoints_file import Listed
-from services.picker.kv_events import KvEventReader
-from services.picker.vllm_metrics import read_metrics
+from headway.core.picker.events import (
+    EndpointMetrics,
+    KvChanged,
+    Scraped,
+    Silence,
+    Stepped,
+)
+from services.endpoints.endpoints_file import Listed
+from services.endpoints.kv_events import KvEventReader
+from services.endpoints.steps import read_steps
+from services.endpoints.vllm_metrics import read_metrics
 from services.runtime.essential import essential
 
 _MOST_BYTES = 8 << 20
 
 
 class Watcher:
-    """Scrapes an endpoint once an interval, and reads its KV events, until it is closed."""
+    """Scrapes an endpoint once an interval, and reads what it publishes, until it is closed."""
 
     def __init__(
         self,
@@ -26,7 +33,7 @@ class Watcher:
         interval: float,
         timeout: float,
         now: Callable[[], float],
-        post: Callable[[Scraped | KvChanged], None],
+        post: Callable[[Scraped | KvChanged | Stepped], None],
     ) -> None:
         self.listed = listed
         self._client = client
@@ -41,6 +48,9 @@ class Watcher:
         if listed.kv_events:
             reader = KvEventReader(address, listed.kv_events, listed.kv_replay, post)
             self._tasks.append(essential(reader.run(), f"KV events of {address}"))
+        if listed.steps:
+            reading = read_steps(address, listed.steps, post)
+            self._tasks.append(essential(reading, f"steps of {address}"))
 
     async def close(self) -> None:
         """Stop watching."""

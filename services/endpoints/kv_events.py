@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -22,8 +22,23 @@ _FIELDS = {
     "AllBlocksCleared": (),
 }
 """Events and their fields, in the order of vLLM's older form: an array behind the event's name."""
+_Message = tuple[int, bytes]
 _DEVICE = ("GPU", "CPU", None)
 """Media of the KV that passes read; vLLM on CPUs calls its own memory CPU, too."""
+
+
+async def messages(address: str, publisher: str, topic: bytes = b"") -> AsyncIterator[_Message]:
+    """Yield numbers and payloads of what an endpoint publishes, for ever."""
+    with zmq.asyncio.Context.instance().socket(zmq.SUB) as socket:
+        socket.linger = 0
+        socket.subscribe(topic)
+        socket.connect(publisher)
+        while True:
+            frames = await socket.recv_multipart()
+            if len(frames) == 3 and len(frames[1]) == 8:
+                yield int.from_bytes(frames[1], "big"), frames[2]
+            else:
+                get_logger().warning("message_unreadable", endpoint=address, publisher=publisher)
 
 
 class KvEventReader:
@@ -45,26 +60,18 @@ class KvEventReader:
 
     async def run(self) -> None:
         """Read until cancelled."""
-        context = zmq.asyncio.Context.instance()
-        with context.socket(zmq.SUB) as socket:
-            socket.linger = 0
-            socket.subscribe(b"")
-            socket.connect(self._events)
-            while True:
-                await self._take(await socket.recv_multipart())
+        async for number, payload in messages(self._address, self._events):
+            await self._take(number, payload)
 
-    async def _take(self, frames: list[bytes]) -> None:
-        if len(frames) != 3 or len(frames[1]) != 8:
-            get_logger().warning("kv_event_unreadable", endpoint=self._address)
-            return
-        number, is_complete = int.from_bytes(frames[1], "big"), True
+    async def _take(self, number: int, payload: bytes) -> None:
+        is_complete = True
         if number <= self._last:  # the endpoint has started again
             is_complete, self._last = False, number - 1
         elif number > self._last + 1:
             is_complete = await self._catch_up(number)
         if number > self._last:
             self._last = number
-            self._pass_on(frames[2], is_complete=is_complete)
+            self._pass_on(payload, is_complete=is_complete)
 
     async def _catch_up(self, number: int) -> bool:
         """Read what came before this number; return whether all of it came."""

@@ -40,6 +40,8 @@ class EndpointEntry(_Table):
     kv_events: int = Field(0, ge=0, le=65_535)
     """Port of the KV events at the same address; 0: none."""
     kv_replay: int = Field(0, ge=0, le=65_535)
+    steps: int = Field(0, ge=0, le=65_535)
+    """Port at the same address where the plug-in reports steps; 0: nowhere."""
 
     @field_validator("address")
     @classmethod
@@ -70,12 +72,13 @@ class _File(_Table):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One address, and where its KV events are; "" for none. ``metrics``: ``ip:port``."""
+    """One address, and where its KV events and steps are; "" for none. ``metrics``: ``ip:port``."""
 
     info: EndpointInfo
     metrics: str
     kv_events: str = ""
     kv_replay: str = ""
+    steps: str = ""
 
 
 def read_entries(file: Path) -> Sequence[EndpointEntry]:
@@ -145,4 +148,4 @@ def _listed(entry: EndpointEntry, ip: str, port: int) -> Listed:
         return f"tcp://{ip}:{other}" if other else ""
 
     metrics = f"{ip}:{entry.metrics_port or port}"
-    return Listed(info, metrics, at(entry.kv_events), at(entry.kv_replay))
+    return Listed(info, metrics, at(entry.kv_events), at(entry.kv_replay), at(entry.steps))

@@ -1,0 +1,1 @@
+"""OpenAI endpoints that are not Headway's own: found, watched, and chosen among."""
