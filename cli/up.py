@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli.options import add_model, add_policy_options, chosen, refuse_unknown
-from headway.errors import Code, HeadwayError
+from headway.errors import Code, HeadwayError, invalid
 from headway.presets import PRESETS, UNIFIED_PRESET
 from services.runtime.rooms import SHIPPED_MODEL, model_folder
 
@@ -45,6 +45,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_model(parser)
     add("--model-name", default="", help="name that requests use; default: the folder's name")
+    lora = "LoRA adapter of the model, a name of its own in requests; once for each"
+    add("--lora", action="append", default=[], metavar="NAME=FOLDER", help=lora)
     add("--preset", default="", help=f"one of {', '.join(PRESETS)} (default: the services' own)")
     add_policy_options(parser)
     add("--prefill", type=int, metavar="N", help=f"prefill workers (1; 0 {_UNIFIED})")
@@ -123,6 +125,7 @@ def cluster_options(
         workers=_counts(args),
         autoscale=autoscale if args.autoscale else None,
         service_flags=flags,
+        lora=_adapters(args.lora),
         **{name: getattr(args, name) for name in _SAME},
     )
     if not file:
@@ -154,6 +157,7 @@ def _refuse_options_of_one_model(args: argparse.Namespace, file: str) -> None:
         "--model": args.model != model_folder(SHIPPED_MODEL),
         "--model-name": args.model_name,
         "--predictor": args.predictor,
+        "--lora": args.lora,
     }
     if wrong := [flag for flag, is_given in given.items() if is_given]:
         message = f"{wrong[0]} is for one model: leave it out, {file} says it of each"
@@ -161,6 +165,17 @@ def _refuse_options_of_one_model(args: argparse.Namespace, file: str) -> None:
     if args.autoscale:
         message = f"--autoscale is for one model: leave it out, {file} says how many workers run"
         raise HeadwayError(Code.INVALID_ARGUMENT, message)
+
+
+def _adapters(given: Sequence[str]) -> Mapping[str, str]:
+    """Return the adapters' folders by name; INVALID_ARGUMENT for a wrong or a second one."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, folder = text.partition("=")
+        if not (name and equals and folder) or name in found:
+            raise invalid("--lora", text, "NAME=FOLDER, each name once")
+        found[name] = folder
+    return found
 
 
 def _counts(args: argparse.Namespace) -> WorkerCounts:

@@ -22,9 +22,16 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def salt_hash(salt: str) -> bytes:
-    """Return the name of the empty beginning of prompts with this salt; "" for no salt."""
-    return blake2b(salt.encode(), digest_size=NAME_BYTES, person=b"salt").digest()
+def salt_hash(salt: str, adapter: str = "") -> bytes:
+    """Return the name of the empty beginning of prompts with this salt and this adapter.
+
+    "": without. Who has another of either shares no beginning.
+    """
+    if not adapter:
+        return blake2b(salt.encode(), digest_size=NAME_BYTES, person=b"salt").digest()
+    both = blake2b(salt_hash(salt), digest_size=NAME_BYTES, person=b"adapter")
+    both.update(adapter.encode())
+    return both.digest()
 
 
 def num_waypoints(num_tokens: int) -> int:
@@ -56,9 +63,9 @@ class PrefixNamer:
 
     __slots__ = ("_hasher", "_left", "_name", "_num_waypoints")
 
-    def __init__(self, salt: str = "") -> None:
+    def __init__(self, salt: str = "", adapter: str = "") -> None:
         self._num_waypoints = 0
-        self._begin(salt_hash(salt))
+        self._begin(salt_hash(salt, adapter))
 
     @classmethod
     def behind(cls, number: int, name: bytes) -> PrefixNamer:
@@ -97,7 +104,9 @@ class NamesItself(Protocol):
         """Return the names of the beginnings that end there, as far as it has names."""
 
 
-def waypoint_names(token_ids: Sequence[int], salt: str = "") -> tuple[BlockHash, ...]:
+def waypoint_names(
+    token_ids: Sequence[int], salt: str = "", adapter: str = ""
+) -> tuple[BlockHash, ...]:
     """Return the names of a prompt's waypoints, without its last token (always computed).
 
     A range is a simulated prompt that shares nothing: it has no names.
@@ -108,7 +117,7 @@ def waypoint_names(token_ids: Sequence[int], salt: str = "") -> tuple[BlockHash,
     if hasattr(token_ids, "prefix_names"):
         next(ends)
         return tuple(cast(NamesItself, token_ids).prefix_names(ends))
-    namer = PrefixNamer(salt)
+    namer = PrefixNamer(salt, adapter)
     return tuple([namer.advance(token_ids[start:stop]) for start, stop in pairwise(ends)])
 
 

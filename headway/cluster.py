@@ -41,6 +41,14 @@ class UnitId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A low-rank adapter of a model (LoRA); ``digest``: of its files."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """A worker's description; only ``role`` can change. ``num_blocks`` is per DP unit."""
 
@@ -60,6 +68,22 @@ class WorkerInfo:
     num_host_blocks: int = 0
     """Blocks of host memory, per DP unit, that cached prefixes may use where preempted requests
     leave room; 0: they are on the device alone."""
+    adapters: tuple[Adapter, ...] = ()
+    """Adapters of its model that requests may name, by name."""
+
+    @property
+    def kv_kind(self) -> str:
+        """What the KV that it sends and takes was computed with, "" if it does neither.
+
+        KV goes to workers of the same kind alone: the same layout, and the same adapters.
+        """
+        if not (self.kv_layout and self.adapters):
+            return self.kv_layout
+        return " ".join((self.kv_layout, *(f"{a.name}={a.digest}" for a in self.adapters)))
+
+    def has_adapter(self, name: str) -> bool:
+        """Return whether requests may name this adapter; "" is the model itself."""
+        return not name or any(adapter.name == name for adapter in self.adapters)
 
 
 @dataclass(frozen=True, slots=True)

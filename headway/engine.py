@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from headway.cluster import TOKEN_LAYOUT
+from headway.cluster import TOKEN_LAYOUT, Adapter
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import ForwardPass, PassResult
 from headway.request import FinishReason, Request, StreamKey, TokenLogprobs
@@ -53,6 +53,8 @@ class EngineInfo:
     kv_layout: str = TOKEN_LAYOUT
     """Layout in which this process sends and takes KV; "" if it does neither, for example because
     it holds a share of a group."""
+    adapters: tuple[Adapter, ...] = ()
+    """Adapters of the model that requests may name."""
 
     def kv_num_bytes(self, num_blocks: int) -> int:
         """Return the size of ``num_blocks`` blocks."""

@@ -42,6 +42,8 @@ class PassItem(NamedTuple):
     output_token_ids: Sequence[int]
     tenant: str = ""
     """Whom the time of its mask counts for."""
+    adapter: str = ""
+    """The adapter that its tokens are computed with, "" for none."""
 
     @property
     def num_output_tokens(self) -> int:

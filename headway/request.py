@@ -268,6 +268,8 @@ class Request:
     """True if its session is over with it: its blocks are the first to go."""
     standing: Standing = NO_STANDING
     """The tenant that it counts for, and what it is promised."""
+    adapter: str = ""
+    """The adapter of the model (LoRA) that computes it; "": the model itself."""
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:

@@ -364,6 +364,7 @@ class Request(_message.Message):
     STANDING_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     ENDS_SESSION_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     stream_id: _builtins.int
@@ -396,6 +397,8 @@ class Request(_message.Message):
     """of its conversation, by its client and within its tenant; "": none"""
     ends_session: _builtins.bool
     """its session is over with it: its blocks are the first to go"""
+    adapter: _builtins.str
+    """of the model (LoRA), which computes it; empty: the model itself"""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -431,10 +434,11 @@ class Request(_message.Message):
         standing: Global___Standing | None = ...,
         session_id: _builtins.str = ...,
         ends_session: _builtins.bool = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_at", b"arrival_at", "attempt", b"attempt", "cache_salt", b"cache_salt", "deadline_at", b"deadline_at", "ends_session", b"ends_session", "gateway_address", b"gateway_address", "gateway_id", b"gateway_id", "is_burst", b"is_burst", "is_predicted", b"is_predicted", "is_read", b"is_read", "levels_spent", b"levels_spent", "model", b"model", "output_token_ids", b"output_token_ids", "predicted_output_tokens", b"predicted_output_tokens", "prompt_token_ids", b"prompt_token_ids", "reasons", b"reasons", "request_id", b"request_id", "sampling", b"sampling", "served", b"served", "session_id", b"session_id", "standing", b"standing", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "arrival_at", b"arrival_at", "attempt", b"attempt", "cache_salt", b"cache_salt", "deadline_at", b"deadline_at", "ends_session", b"ends_session", "gateway_address", b"gateway_address", "gateway_id", b"gateway_id", "is_burst", b"is_burst", "is_predicted", b"is_predicted", "is_read", b"is_read", "levels_spent", b"levels_spent", "model", b"model", "output_token_ids", b"output_token_ids", "predicted_output_tokens", b"predicted_output_tokens", "prompt_token_ids", b"prompt_token_ids", "reasons", b"reasons", "request_id", b"request_id", "sampling", b"sampling", "served", b"served", "session_id", b"session_id", "standing", b"standing", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -506,6 +510,7 @@ class WorkerInfo(_message.Message):
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     KV_LAYOUT_FIELD_NUMBER: _builtins.int
     NUM_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     role: Global___Role.ValueType
@@ -525,6 +530,10 @@ class WorkerInfo(_message.Message):
     """of KV that it sends and takes; empty: it does neither"""
     num_host_blocks: _builtins.int
     """of host memory per DP unit that keep cached prefixes"""
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
+        """of its model, which requests may name"""
+
     def __init__(
         self,
         *,
@@ -540,14 +549,40 @@ class WorkerInfo(_message.Message):
         kv_bytes_per_token: _builtins.int = ...,
         kv_layout: _builtins.str = ...,
         num_host_blocks: _builtins.int = ...,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_layout", b"kv_layout", "max_model_len", b"max_model_len", "model", b"model", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks", "num_units", b"num_units", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_layout", b"kv_layout", "max_model_len", b"max_model_len", "model", b"model", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks", "num_units", b"num_units", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerInfo: _TypeAlias = WorkerInfo  # noqa: Y015
+
+@_typing.final
+class Adapter(_message.Message):
+    """A low-rank adapter of a model (LoRA). KV goes between workers with the same ones alone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    digest: _builtins.str
+    """of its files"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
 
 @_typing.final
 class PassWork(_message.Message):

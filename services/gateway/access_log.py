@@ -79,7 +79,7 @@ def access_line(output: Output, end: str, life: LifeRecord | None, now: float) -
     return {
         "request_id": output.request_id,
         "client": output.place.client,
-        "model": output.model,
+        "model": output.adapter or output.model,
         "status": end,
         "class": standing.service.name if standing.service is not None else "",
         "tenant": standing.tenant,

@@ -18,12 +18,18 @@ from services.gateway.auth import KeyRing
 from services.gateway.bounds import ClientBounds
 from services.gateway.http.exchange import HttpLimits
 from services.gateway.http.origins import Origins
-from services.runtime.config import ModelName, ServiceConfig, host_and_port, is_loopback
+from services.runtime.config import (
+    Adapters,
+    ModelName,
+    ServiceConfig,
+    host_and_port,
+    is_loopback,
+)
 from services.runtime.preset import PresetConfig
 from services.runtime.rooms import SHIPPED_MODEL
 
 _DEFAULTS = GatewaySettings()
-_OF_A_MODEL = ("max_model_len", "tool_call_parser")
+_OF_A_MODEL = ("max_model_len", "tool_call_parser", "lora")
 _ANSWER_GRACE = 30.0  # seconds over the request's timeout, which ends every answer before
 
 
@@ -38,6 +44,7 @@ class ModelOptions(BaseModel):
     path: ModelName
     max_model_len: int = Field(0, ge=0)
     tool_call_parser: ToolFormat = "auto"
+    lora: Adapters = Field(default_factory=dict)
 
 
 def _options_of(given: Any) -> Any:
@@ -90,6 +97,10 @@ class GatewayConfig(PresetConfig):
     max_model_len: int = Field(0, ge=0, description="prompt + output tokens; 0: the model's own")
     tool_call_parser: ToolFormat = Field(
         "auto", description="format of the model's tool calls; auto: as its chat template shows"
+    )
+    lora: Adapters = Field(
+        default_factory=dict,
+        description="LoRA adapters of the model that its workers have, NAME=FOLDER, once for each",
     )
     trust_request_chat_template: bool = Field(
         False, description="take chat templates from clients, which may compute for long"

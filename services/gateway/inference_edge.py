@@ -68,8 +68,9 @@ class InferenceEdge(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: inference_pb2.ModelReadyRequest, context: Context
     ) -> inference_pb2.ModelReadyResponse:
         """Say whether requests of this model can be served; needs no key."""
-        is_here = request.name in self._models.names and request.version in ("", VERSION)
-        return inference_pb2.ModelReadyResponse(ready=is_here and self._is_ready(request.name))
+        is_ready = request.name in self._models and request.version in ("", VERSION)
+        is_ready = is_ready and self._is_ready(self._models.find(request.name).name)
+        return inference_pb2.ModelReadyResponse(ready=is_ready)
 
     async def ServerMetadata(  # noqa: N802
         self, request: inference_pb2.ServerMetadataRequest, context: Context
@@ -84,7 +85,7 @@ class InferenceEdge(inference_pb2_grpc.GRPCInferenceServiceServicer):
         """Return the tensors of the model; NOT_FOUND for another."""
         await self._admit(context)
         served = self._models.names
-        if request.name not in served or request.version not in ("", VERSION):
+        if request.name not in self._models or request.version not in ("", VERSION):
             message = f"model {request.name!r} is not served here; this gateway serves "
             message += f"{', '.join(map(repr, served))}, version {VERSION}"
             await wire.abort(context, HeadwayError(Code.NOT_FOUND, message))

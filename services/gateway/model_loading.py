@@ -36,6 +36,7 @@ def load_model(config: GatewayConfig) -> ServedModel:
         asked or own,
         _tool_format(config, files),
         config.trust_request_chat_template,
+        config.lora,
     )
 
 

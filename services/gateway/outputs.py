@@ -61,6 +61,7 @@ class Output:
         "_keeps_tokens",
         "_reply",
         "_streams",
+        "adapter",
         "answered_at",
         "arrival_at",
         "first_at",
@@ -102,7 +103,8 @@ class Output:
         self.prompt_logprobs: Sequence[TokenLogprobs] | None = None
         if request.sampling.num_prompt_logprobs is not None:
             self.prompt_logprobs = ()
-        self.model, self.arrival_at = request.model, request.arrival_at
+        self.model, self.adapter = request.model, request.adapter
+        self.arrival_at = request.arrival_at
         self.first_at = 0.0
         self.is_cut = False
         """True if its deadline has ended it."""

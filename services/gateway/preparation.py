@@ -74,12 +74,13 @@ class Preparation:
                     fields = {**fields, "cache_salt": secrets.token_hex(16)}
                 request = Request(
                     f"{call_id}-{len(requests)}" if several else call_id,
-                    call.model,
+                    model.name,
                     token_ids,
                     with_choice(sampling, choice),
                     arrival_at,
                     predicted_output_tokens=expected,
                     reasons=reasons,
+                    adapter=model.adapter(call.model),
                     **fields,
                 )
                 requests.append(request)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
-from headway.errors import Code, HeadwayError
+from headway.errors import Code, HeadwayError, invalid
 from services.gateway.model_files import ModelFiles
 from services.gateway.tokenizer import TextCodec
 from services.gateway.tool_calls import Format
@@ -28,6 +28,8 @@ class ServedModel:
     tool_format: Format
     trusts_templates: bool = False
     """True if clients may bring chat templates of their own."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Its adapters by the names that clients call them, with their folders."""
 
     def most_body_bytes(self, num_prompts: int) -> int:
         """Return the longest JSON body whose prompts could fit the model.
@@ -46,6 +48,10 @@ class ServedModel:
         """The name that clients call it by."""
         return self.files.name
 
+    def adapter(self, name: str | None) -> str:
+        """Return the adapter that a client's name stands for, "" for the model itself."""
+        return name if name is not None and name in self.adapters else ""
+
     def fingerprint(self) -> str:
         """Return OpenAI's ``system_fingerprint``: the same for the same model and limits."""
         said = f"{self.name}:{self.max_model_len}:{self.codec.vocab_size}"
@@ -53,20 +59,34 @@ class ServedModel:
 
 
 class ServedModels:
-    """The models that a gateway serves, at least one, each under its own name."""
+    """The models that a gateway serves, at least one, each under its own name.
+
+    An adapter is its model under another name.
+    """
 
     def __init__(self, models: Iterable[ServedModel]) -> None:
+        """HeadwayError (INVALID_ARGUMENT) where two have one name."""
         self._by_name = {model.name: model for model in models}
+        self._by_any_name = dict(self._by_name)
+        for model in self:
+            for name in model.adapters:
+                if name in self._by_any_name:
+                    raise invalid("lora", name, "a name that no model and no other adapter has")
+                self._by_any_name[name] = model
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._by_name.values())
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether clients may name it: a model, or an adapter of one."""
+        return name in self._by_any_name
 
     def __len__(self) -> int:
         return len(self._by_name)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that clients call them by."""
+        """The names that clients call them by, without adapters."""
         return tuple(self._by_name)
 
     @property
@@ -79,12 +99,15 @@ class ServedModels:
         return max(model.most_body_bytes(num_prompts) for model in self)
 
     def find(self, name: str | None) -> ServedModel:
-        """Return a model; without a name the only one. NOT_FOUND for one that is not served."""
+        """Return a model, by its own name or an adapter's; without a name the only one.
+
+        NOT_FOUND for one that is not served.
+        """
         if name is None:
             name = self.only
-        found = self._by_name.get(name)
+        found = self._by_any_name.get(name)
         if found is None:
-            served = ", ".join(map(repr, self.names))
+            served = ", ".join(map(repr, self._by_any_name))
             message = f"model {name!r} is not served here; this gateway serves {served}"
             raise HeadwayError(Code.NOT_FOUND, message, param="model")
         return found

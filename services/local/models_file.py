@@ -16,8 +16,8 @@ MOST_MODELS = 16
 _MOST_WORKERS = 64  # of a role
 _COUNTS = ("prefill", "decode", "convertible", "unified")
 _TEXTS = ("name", "path", "predictor", "tool_call_parser")
-_KEYS = (*_TEXTS, *_COUNTS, "max_model_len", "worker")
-_SET_BY_MODEL = ("--model", "--model-name", "--max-model-len")
+_KEYS = (*_TEXTS, *_COUNTS, "max_model_len", "worker", "lora")
+_SET_BY_MODEL = ("--model", "--model-name", "--max-model-len", "--lora")
 
 
 def read_models(file: str) -> tuple[ClusterModel, ...]:
@@ -62,6 +62,7 @@ def _read(table: Any, where: str) -> ClusterModel:
         predictor=texts["predictor"],
         max_model_len=length,
         tool_call_parser=texts["tool_call_parser"],
+        lora=_folders(table.get("lora", {}), where),
         worker_flags=(*(("--max-model-len", str(length)) if length else ()), *flags),
     )
 
@@ -93,6 +94,13 @@ def _counts(table: Mapping[str, Any], where: str) -> WorkerCounts:
     return counts
 
 
+def _folders(given: Any, where: str) -> Mapping[str, str]:
+    """Return the folders of a model's adapters by name."""
+    if isinstance(given, dict) and all(isinstance(folder, str) for folder in given.values()):
+        return given
+    raise invalid(f"lora of {where}", given, "a table of folders by name")
+
+
 def _flags(given: Any, where: str) -> tuple[str, ...]:
     """Return a model's flags for its workers; values are checked with the other options."""
     if not isinstance(given, dict):
@@ -109,7 +117,7 @@ def refuse_flags_of_models(flags: Sequence[str], where: str) -> None:
     """Raise HeadwayError for a worker's flag that follows from the model's other keys."""
     for flag in flags:
         if flag.partition("=")[0] in _SET_BY_MODEL:
-            limit = "left out: path, name and max_model_len of the model say it"
+            limit = "left out: path, name, max_model_len and lora of the model say it"
             raise invalid(f"a flag of {where}", flag, limit)
 
 

@@ -95,11 +95,13 @@ class ClusterModel:
     max_model_len: int = 0  # 0: the model's own
     tool_call_parser: str = ""  # "": as its chat template shows
     worker_flags: tuple[str, ...] = ()  # they win over those of all workers
+    lora: Mapping[str, str] = field(default_factory=dict)  # as in ClusterOptions
 
-    def for_gateway(self) -> Mapping[str, str | int]:
+    def for_gateway(self) -> Mapping[str, object]:
         """Return the gateway's options of this model."""
         parser = {"tool_call_parser": self.tool_call_parser} if self.tool_call_parser else {}
-        return {"path": self.path, "max_model_len": self.max_model_len, **parser}
+        length, lora = self.max_model_len, dict(self.lora)
+        return {"path": self.path, "max_model_len": length, "lora": lora, **parser}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class ClusterOptions:
 
     model: str = field(default_factory=lambda: model_folder(""))
     model_name: str = ""  # the name that requests use; default: the folder's
+    lora: Mapping[str, str] = field(default_factory=dict)  # adapters: folders by name
     policies: PolicyOptions = PolicyOptions()
     workers: WorkerCounts = WorkerCounts()
     schedulers: int = 1  # one leads, the others stand by
@@ -175,6 +178,7 @@ class ClusterOptions:
                 self,
                 model=one.path,
                 model_name=one.name,
+                lora=one.lora,
                 workers=one.workers,
                 predictor=one.predictor,
                 service_flags={**self.service_flags, "worker": flags},
@@ -290,7 +294,8 @@ def _policy_flags(options: ClusterOptions) -> tuple[str, ...]:
 
 
 def _model_flags(options: ClusterOptions) -> tuple[str, ...]:
-    return ("--model", options.model, "--model-name", options.model_name)
+    lora = ("--lora", json.dumps(dict(options.lora))) if options.lora else ()
+    return ("--model", options.model, "--model-name", options.model_name, *lora)
 
 
 def _gateway_flags(options: ClusterOptions) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from services.local.service_flags import CONFIGS
 from services.runtime.config import ServiceConfig, read_config
 from services.runtime.preset import PresetConfig
 from services.worker.config import WorkerConfig
+from services.worker.engine.model.adapter_files import check_adapter
 from services.worker.engine.model.check import check_model
 from services.worker.engines import MOVES_NO_KV, find_engine, refuse_unread
 
@@ -59,6 +60,8 @@ def _refuse_wrong_model(options: ClusterOptions) -> None:
     refuse_wrong_configurations(options)
     if _computes(options, "torch"):
         check_model(options.model)
+        for name, folder in options.lora.items():
+            check_adapter(name, folder)
     if options.predictor and not Path(options.predictor).is_dir():
         raise invalid("--predictor", options.predictor, "a folder of a predictor's versions")
 

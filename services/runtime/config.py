@@ -31,6 +31,13 @@ _NAME_OR_NONE = r"^[A-Za-z0-9._-]{0,128}$"
 ModelName = Annotated[str, AfterValidator(model_folder)]
 """A hub id, a folder, or the name of a model in the package."""
 
+MOST_ADAPTERS = 256
+Adapters = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9._:/@+-]{1,128}$")], str],
+    Field(max_length=MOST_ADAPTERS),
+]
+"""Folders of a model's adapters, by name."""
+
 
 class ServiceConfig(BaseSettings):
     """Options of every service."""

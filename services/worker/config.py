@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from headway.core.settings import PolicySettings, policy_settings
 from headway.core.worker.settings import WorkerSettings
-from services.runtime.config import ModelName, is_loopback
+from services.runtime.config import Adapters, ModelName, is_loopback
 from services.runtime.preset import PresetConfig
 from services.runtime.rooms import SHIPPED_MODEL
 
@@ -75,6 +75,11 @@ class EngineConfig(PresetConfig):
     )
     chunk_tokens: int = Field(512, ge=1, description="most tokens of a DP unit in one pass")
     max_model_len: int = Field(0, ge=0, description="prompt + output tokens; 0: the model's own")
+    lora: Adapters = Field(
+        default_factory=dict,
+        description="LoRA adapters of the model by the names that requests use: NAME=FOLDER; "
+        "give it once for each",
+    )
 
     @property
     def tokens_per_block(self) -> int:

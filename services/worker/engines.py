@@ -40,8 +40,8 @@ _UNREAD: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("dtype", "quantization", "num_blocks", "kv_cache_gib", "max_running"),
             *("prefix_caching", *_OF_PLANNED_PASSES),
         ),
-        "vllm": (*_OF_TORCH, "block_size"),
-        "vllm-native": (*_OF_TORCH, "block_size", *_OF_PLANNED_PASSES),
+        "vllm": (*_OF_TORCH, "block_size", "lora"),
+        "vllm-native": (*_OF_TORCH, "block_size", "lora", *_OF_PLANNED_PASSES),
     }
 )
 """Options of a worker that an engine does not read."""
@@ -62,7 +62,7 @@ def refuse_unread(config: WorkerConfig) -> None:
     """Raise HeadwayError for an option that was given and that the engine does not read."""
     for name in _UNREAD.get(config.engine, ()):
         value = getattr(config, name)
-        if value != WorkerConfig.model_fields[name].default:
+        if value != WorkerConfig.model_fields[name].get_default(call_default_factory=True):
             flag = f"--{name.replace('_', '-')}"
             limit = f"left out with engine {config.engine}, which does not read it"
             raise invalid(flag, value, limit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -33,9 +33,15 @@ _ENCODE = msgspec.msgpack.Encoder()
 class UnitPublisher:
     """One DP unit's events at a PUB socket, and those of the past at a ROUTER socket."""
 
-    def __init__(self, unit: int, events: str, replay: str, topic: str) -> None:
-        """Bind both; ``replay`` may be "". UNAVAILABLE where an address is taken."""
+    def __init__(
+        self, unit: int, events: str, replay: str, topic: str, adapters: Sequence[str] = ()
+    ) -> None:
+        """Bind both; ``replay`` may be "". UNAVAILABLE where an address is taken.
+
+        ``adapters``: the names of adapters, which vLLM numbers from 1 on.
+        """
         self._unit = unit
+        self._numbers = {name: number for number, name in enumerate(adapters, 1)}
         self._topic = topic.encode()
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=_KEPT)
         self._number = 0
@@ -49,7 +55,7 @@ class UnitPublisher:
 
     def publish(self, told: TellKv, at: float) -> None:
         """Send one batch; ``at``: seconds since the epoch."""
-        payload = _ENCODE.encode([at, _events_of(told), self._unit])
+        payload = _ENCODE.encode([at, _events_of(told, self._numbers), self._unit])
         sequence = self._number.to_bytes(8, "big")
         self._number += 1
         self._kept.append((sequence, payload))
@@ -78,11 +84,17 @@ class KvEvents:
     """The publishers of all DP units."""
 
     def __init__(
-        self, events: str, replay: str, topic: str, num_units: int, now: Callable[[], float]
+        self,
+        events: str,
+        replay: str,
+        topic: str,
+        num_units: int,
+        now: Callable[[], float],
+        adapters: Sequence[str] = (),
     ) -> None:
         self._now = now
         self._units = [
-            UnitPublisher(unit, _port_of(events, unit), _port_of(replay, unit), topic)
+            UnitPublisher(unit, _port_of(events, unit), _port_of(replay, unit), topic, adapters)
             for unit in range(num_units)
         ]
 
@@ -122,7 +134,7 @@ def _name(name: BlockHash) -> int:
     return int.from_bytes(name[-8:], "big")
 
 
-def _events_of(told: TellKv) -> list[dict[str, object]]:
+def _events_of(told: TellKv, numbers: Mapping[str, int]) -> list[dict[str, object]]:
     events: list[dict[str, object]] = []
     for change in told.changes:
         names = [_name(name) for name in change.names]
@@ -135,9 +147,9 @@ def _events_of(told: TellKv) -> list[dict[str, object]]:
             "parent_block_hash": None if change.parent is None else _name(change.parent),
             "token_ids": change.token_ids,
             "block_size": told.block_size,
-            "lora_id": None,
+            "lora_id": numbers.get(change.adapter),
             "medium": _MEDIUM,
-            "lora_name": None,
+            "lora_name": change.adapter or None,
         }
         if change.salt and change.parent is None:
             event["extra_keys"] = [(change.salt,), *[None] * (len(names) - 1)]

@@ -63,6 +63,7 @@ def _load(config: WorkerConfig) -> TorchBackend:
         quantization=config.quantization,
         max_model_len=config.max_model_len,
         num_threads=config.num_threads,
+        lora=config.lora,
     )
     queues = config.async_scheduling and config.device != "cpu" and group_size() == 1
     return (QueueingTorchBackend if queues else TorchBackend).load(config.model, options)

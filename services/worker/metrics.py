@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -51,6 +52,7 @@ VLLM_NAMES = {
     "headway_worker_waiting_requests": "vllm:num_requests_waiting",
     "headway_worker_kv_usage": "vllm:kv_cache_usage_perc",
     "headway_worker_kv_config": "vllm:cache_config_info",
+    "headway_worker_adapters": "vllm:lora_requests_info",
     "headway_worker_prefix_asked_tokens": "vllm:prefix_cache_queries",
     "headway_worker_prefix_hit_tokens": "vllm:prefix_cache_hits",
     "headway_worker_prompt_tokens": "vllm:prompt_tokens",
@@ -68,6 +70,10 @@ class CoreCounts(Protocol):
     @property
     def num_requests(self) -> Sequence[tuple[int, int]]:
         """Return each DP unit's requests that hold blocks, and those that wait for some."""
+
+    @property
+    def adapters(self) -> tuple[Sequence[str], Sequence[str]]:
+        """Return the adapters of requests that hold blocks, and of those that wait for some."""
 
     @property
     def prefix_counts(self) -> PrefixCounts:
@@ -96,9 +102,11 @@ class WorkerMetrics:
         model: str,
         num_blocks: int,
         block_size: int,
+        num_adapters: int = 0,
     ) -> None:
         """``num_blocks``: KV blocks of one DP unit, of ``block_size`` tokens."""
         self._core = core
+        self._num_adapters = num_adapters
         self._block_size = block_size
         self._totals = _Totals()
         self._num_blocks = num_blocks
@@ -214,6 +222,8 @@ class WorkerMetrics:
         yield held
         yield waiting
         yield sizes
+        if self._num_adapters:
+            yield self._adapters()
         yield CounterMetricFamily(
             "headway_worker_prompt_tokens",
             "Tokens of prompts: computed, or found in the prefix cache",
@@ -228,6 +238,16 @@ class WorkerMetrics:
             self._totals.num_prompts,
             self._totals.seconds,
         )
+
+    def _adapters(self) -> Metric:
+        running, waiting = map(",".join, self._core.adapters)
+        family = GaugeMetricFamily(
+            "headway_worker_adapters",
+            "The time now; adapters whose requests run, and wait, in the labels",
+            labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+        )
+        family.add_metric([str(self._num_adapters), running, waiting], time.time())
+        return family
 
     def heard(self, event: WorkerEvent) -> None:
         """Show the γ that the scheduler sent, count guesses, and time prompts."""

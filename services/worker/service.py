@@ -78,7 +78,8 @@ class WorkerService:
         self._record = PassRecord(config.record_passes, info) if config.record_passes else None
         self._core = _core(config, info, engine, reasoning)
         self._metrics = WorkerMetrics(
-            runtime.metrics, self._core, info.model, info.num_blocks, info.block_size
+            *(runtime.metrics, self._core, info.model, info.num_blocks, info.block_size),
+            num_adapters=len(info.adapters),
         )
         self._driver: Driver[WorkerEvent, PlanningAction] = Driver(
             self._core, self._perform, runtime.clock
@@ -242,6 +243,7 @@ def _info(config: WorkerConfig, address: str, engine: EngineInfo) -> WorkerInfo:
         kv_bytes_per_token=engine.kv_bytes_per_token,
         kv_layout=engine.kv_layout,
         num_host_blocks=engine.num_host_blocks // config.dp if keeps_prefixes else 0,
+        adapters=engine.adapters,
     )
     capacity = info.num_blocks * info.block_size
     if capacity < info.max_model_len:
@@ -273,7 +275,8 @@ def _publish_kv(config: WorkerConfig, engine: Engine, now: Callable[[], float]) 
         message = f"kv_events: {error}: pip install 'headway[picker]'"
         raise HeadwayError(Code.FAILED_PRECONDITION, message, param="kv_events") from error
     return KvEvents(
-        config.kv_events, config.kv_events_replay, config.kv_events_topic, config.dp, now
+        *(config.kv_events, config.kv_events_replay, config.kv_events_topic, config.dp, now),
+        adapters=[adapter.name for adapter in engine.info.adapters],
     )
 
 

@@ -106,6 +106,7 @@ class Run:
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    adapter: str = ""
 
     @property
     def done(self) -> bool:
@@ -123,6 +124,7 @@ class Run:
             sampling=self.sampling,
             prompt_token_ids=self.prompt,
             output_token_ids=self.output,
+            adapter=self.adapter,
         )
 
     def take(self, item: PassItem, sampled: Sampled | None) -> None:

@@ -41,6 +41,8 @@ class OpenAIEndpoint:
         """While it is not set, further streams wait for their first token."""
         for each in (self.goes_on, self.lists_models, self.computes, self.has_place):
             each.set()
+        self.models = ["stock"]
+        """Names that it lists, the first of which it is asked for without another."""
         self.bodies: list[dict[str, Any]] = []
         self.num_hung_up = self.num_listings = self.num_begun = 0
 
@@ -139,7 +141,8 @@ def openai_endpoint(port: int = 0) -> Iterator[OpenAIEndpoint]:
             if self.path == "/v1/models":
                 endpoint.num_listings += 1
                 endpoint.lists_models.wait(60)
-                _respond(self, 200, {"data": [{"id": "stock", "max_model_len": 512}]})
+                listed = [{"id": name, "max_model_len": 512} for name in endpoint.models]
+                _respond(self, 200, {"data": listed})
             elif self.path == "/metrics":
                 text = 'vllm:cache_config_info{block_size="32",num_gpu_blocks="100"} 1.0\n'
                 _respond(self, 200, text)

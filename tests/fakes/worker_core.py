@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.cluster import Role, WorkerInfo
+from headway.cluster import Adapter, Role, WorkerInfo
 from headway.core.worker.core import WorkerCore, WorkerSettings
 from headway.forward_pass import ForwardPass
 from headway.messages import (
@@ -27,9 +27,12 @@ def make_worker(
     chunk: int = 16,
     units: int = 1,
     batching: Batching | None = None,
+    adapters: tuple[Adapter, ...] = (),
     **settings: Any,
 ) -> WorkerHarness:
-    info = WorkerInfo("w", "w:1", role, "m", units, chunk, block_size, blocks, 1000, 8)
+    info = WorkerInfo(
+        *("w", "w:1", role, "m", units, chunk, block_size, blocks, 1000, 8), adapters=adapters
+    )
     core = WorkerCore(
         info, [EOS], batching or Sarathi(), WorkerSettings(**{"move_rounds": 0, **settings})
     )

@@ -137,6 +137,19 @@ class Leader:
         return grpc.aio.AioRpcError(code, metadata, metadata, details)
 
 
+async def hear(leader: Leader, kind: type[Any]) -> Any:
+    """The next message of this kind."""
+    while not isinstance(said := await leader.hear(), kind):
+        pass
+    return said
+
+
+async def tokens_of(found: Sink, count: int) -> list[tuple[int, int, int]]:
+    """So many tokens: stream, index and id."""
+    async with asyncio.timeout(60):
+        return [await found.tokens.get() for _ in range(count)]
+
+
 async def send_kv(stub: Any, *chunks: worker_pb2.KvChunk) -> Any:
     async def stream() -> AsyncIterator[worker_pb2.KvChunk]:
         for chunk in chunks:

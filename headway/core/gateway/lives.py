@@ -198,7 +198,7 @@ class Lives:
         life = self._open[request.request_id] = OpenLife(
             request.request_id,
             request.gateway_id,
-            request.model,
+            request.adapter or request.model,
             request.arrival_at,
             request.standing,
             num_prompt,

@@ -49,6 +49,8 @@ class SizeLimits:
             known = ", ".join(sorted(self.models))
             message = f"no worker serves model {model!r} yet; those that joined serve: {known}"
             return Rejected(request.key, Code.UNAVAILABLE, message, _MODEL_RETRY)
+        if request.adapter and (refusal := self._refuse_adapter(request)):
+            return refusal
         least = self._least.get(model)
         if least is None:
             sizes = (i.max_request_tokens for i in self._serving(model))
@@ -56,6 +58,16 @@ class SizeLimits:
         if total_tokens(request) < least:
             return None  # as nearly always
         return _refuse_size(request, self._serving(model))
+
+    def _refuse_adapter(self, request: Request) -> Rejected | None:
+        """Return the refusal of an adapter that none of the model's workers has, or None."""
+        there = [instance.info for instance in self._serving(request.model)]
+        if not there or any(info.has_adapter(request.adapter) for info in there):
+            return None
+        known = ", ".join(sorted({a.name for info in there for a in info.adapters})) or "none"
+        message = f"no worker of {request.model!r} has adapter {request.adapter!r} yet; those "
+        message += f"that joined have: {known}"
+        return Rejected(request.key, Code.UNAVAILABLE, message, _MODEL_RETRY)
 
     def _serving(self, model: str) -> list[Instance]:
         return [i for i in self._instances.values() if i.info.model == model]

@@ -21,7 +21,7 @@ from headway.policies.readers import constants_of
 from headway.request import StreamKey
 
 Pool = tuple[str, str]
-"""A model and a KV layout: KV can go between any two workers of a pool."""
+"""A model and a kind of KV (``WorkerInfo``): it can go between any two workers of a pool."""
 
 
 class DecodePlacer:
@@ -75,11 +75,11 @@ class DecodePlacer:
         if not self._stale:
             return
         self._stale = False
-        for (model, layout), entries in sorted(self._by_pool().items()):
+        for (model, kind), entries in sorted(self._by_pool().items()):
             entries.sort(key=lambda entry: entry.yields)  # who yields is placed last
-            units = self.units(model, layout)
+            units = self.units(model, kind)
             if not units and self._has_others(model):
-                self._replay(entries, layout)
+                self._replay(entries, kind)
                 continue
             considered = self.considered(entries, units)
             choices = self.placement(model).place(entries, units)
@@ -98,15 +98,15 @@ class DecodePlacer:
         return pools
 
     def _has_others(self, model: str) -> bool:
-        """Return whether a worker decodes this model, whatever its KV's layout."""
+        """Return whether a worker decodes this model, whatever the kind of its KV."""
         return any(i.takes_decode and i.info.model == model for i in self._instances.values())
 
-    def _replay(self, entries: Sequence[Tracked], layout: str) -> None:
+    def _replay(self, entries: Sequence[Tracked], kind: str) -> None:
         """Give up KV that no worker takes; the requests are computed again from their tokens."""
         for entry in entries:
             self._state.tell_worker(entry.worker_id, CancelStream(entry.key))
             self._books.close(entry)
-        reason = f"no worker that decodes takes KV of layout {layout!r}"
+        reason = f"no worker that decodes takes KV of kind {kind!r}"
         self._state.lose([entry.key for entry in entries], reason)
 
     def placement(self, model: str) -> Placement:
@@ -138,18 +138,18 @@ class DecodePlacer:
         if table is None:
             units: list[DecodeUnit] = []
             for _, instance in sorted(self._instances.items()):
-                if instance.takes_decode and instance.info.kv_layout and pool_of(instance) == pool:
+                if instance.takes_decode and instance.info.kv_kind and pool_of(instance) == pool:
                     units += self._decode_units(instance)
                     if not any(each is self._changed for each in instance.watchers):
                         instance.watchers.append(self._changed)
             table = self._tables[pool] = UnitTable(units)
         return table
 
-    def units(self, model: str, layout: str) -> Sequence[DecodeUnit]:
-        """Return the units that take KV of a model and layout, as a placement policy sees them."""
+    def units(self, model: str, kind: str) -> Sequence[DecodeUnit]:
+        """Return the units that take KV of a model and kind, as a placement policy sees them."""
         if self.placement(model).reads_buckets:
             self._books.count_buckets()
-        return self._table((model, layout))
+        return self._table((model, kind))
 
     def _decode_units(self, instance: Instance) -> Sequence[DecodeUnit]:
         """Return an instance's units, with what the placement policy reads of them."""
@@ -346,7 +346,7 @@ class DecodePlacer:
 
 def pool_of(instance: Instance) -> Pool:
     """Return the pool of workers that KV may go to from this one."""
-    return instance.info.model, instance.info.kv_layout
+    return instance.info.model, instance.info.kv_kind
 
 
 def _rests(entry: Tracked) -> Mapping[UnitId, float]:

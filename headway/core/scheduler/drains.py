@@ -108,7 +108,7 @@ class Drains:
                 self.next_wakeup = min(self.next_wakeup, rests_until)
         if room <= 0 or not ready:
             return
-        units = self._placer.units(instance.info.model, instance.info.kv_layout)
+        units = self._placer.units(instance.info.model, instance.info.kv_kind)
         considered = self._placer.considered(ready, units)
         choices = self._choose(sorted(ready, key=_longest), units, room)
         for choice in choices:

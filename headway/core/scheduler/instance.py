@@ -105,6 +105,8 @@ class Instance:
 
     def could_hold(self, request: Request) -> bool:
         """Return whether it could serve its part of the request if it were empty."""
+        if not self.info.has_adapter(request.adapter):
+            return False
         if self.info.role.decodes:
             return total_tokens(request) <= self.max_request_tokens
         return request.num_tokens < self.max_request_tokens

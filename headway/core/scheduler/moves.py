@@ -117,10 +117,10 @@ class Mover:
         """
         pools: dict[str, list[UnitReport]] = {}
         for instance, report in self._reported(model):
-            if not instance.info.kv_layout:
+            if not instance.info.kv_kind:
                 continue
             decodes = instance.info.role.decodes
-            pools.setdefault(instance.info.kv_layout, []).extend(
+            pools.setdefault(instance.info.kv_kind, []).extend(
                 _unit_report(instance, running, report.step_time)
                 for running in report.units
                 if running.unit < instance.info.num_units and (decodes or running.keys)
@@ -191,7 +191,7 @@ class Mover:
         if entry is None or not self._may_move(held.key, here.worker_id, inf):
             return
         entry.num_tokens, entry.is_answering = held.num_tokens, True
-        units = self._placer.units(entry.model, instance.info.kv_layout)
+        units = self._placer.units(entry.model, instance.info.kv_kind)
         present = next((u for u in units if u.unit == here), None)
         if present is None:
             return

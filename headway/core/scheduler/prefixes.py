@@ -271,7 +271,7 @@ class Prefixes:
 
     def held_tokens(self, request: Request, units: Iterable[UnitId]) -> list[int]:
         """Return how many tokens of a prompt units hold on their devices."""
-        names = waypoint_names(request.prompt_token_ids, request.cache_salt)
+        names = waypoint_names(request.prompt_token_ids, request.cache_salt, request.adapter)
         bits = (self._bits.get(unit) for unit in units)
         return [0 if b is None else waypoint(self._device.num_held(names, b)) for b in bits]
 
@@ -373,5 +373,5 @@ def _names(entry: Tracked) -> Sequence[BlockHash]:
         tokens = request.prompt_token_ids
         if request.output_token_ids and isinstance(tokens, tuple):  # others are simulated
             tokens = (*tokens, *request.output_token_ids)
-        entry.waypoint_names = waypoint_names(tokens, request.cache_salt)
+        entry.waypoint_names = waypoint_names(tokens, request.cache_salt, request.adapter)
     return entry.waypoint_names

@@ -138,6 +138,11 @@ class WorkerCore:
         return self._state.num_requests
 
     @property
+    def adapters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The adapters of requests that run, and of those that wait."""
+        return self._state.adapters
+
+    @property
     def prefix_counts(self) -> PrefixCounts:
         """Prefix cache statistics since the start."""
         counts = [unit.prefix_counts for unit in self._state.units]

@@ -215,13 +215,14 @@ class BlocksCached:
     """Blocks that the prefix cache has from now on, one behind the other.
 
     ``parent``: the name of the block before the first, None at the beginning of a prompt.
-    ``salt``: the prompt's, "" for none.
+    ``salt`` and ``adapter``: the prompt's, "" for none.
     """
 
     names: tuple[BlockHash, ...]
     parent: BlockHash | None
     token_ids: tuple[int, ...]
     salt: str = ""
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,14 @@ class KvJournal:
             start, stop = numbers[first], numbers[n - 1] + 1
             parent = names[start - 1] if start else None
             token_ids = tuple(request.tokens(start * size, stop * size))
-            salt = request.request.cache_salt
-            self._changes.append(BlocksCached(tuple(names[start:stop]), parent, token_ids, salt))
+            asked = request.request
+            self._changes.append(
+                BlocksCached(
+                    *(tuple(names[start:stop]), parent, token_ids),
+                    salt=asked.cache_salt,
+                    adapter=asked.adapter,
+                )
+            )
             first = n
 
     def dropped(self, name: BlockHash) -> None:

@@ -440,4 +440,5 @@ class _UnitPlan:
             request.prompt_token_ids,
             output,
             request.standing.tenant,
+            request.adapter,
         )

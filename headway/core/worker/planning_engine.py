@@ -134,6 +134,11 @@ class PlanningEngineCore:
         return self._state.num_requests
 
     @property
+    def adapters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The adapters of requests that run, and of those that wait."""
+        return self._state.adapters
+
+    @property
     def prefix_counts(self) -> PrefixCounts:
         """Prefix cache statistics, as far as the engine tells."""
         return self._unit.prefix_counts

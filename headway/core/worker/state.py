@@ -91,6 +91,14 @@ class WorkerState:
         counts = [(unit.num_running, len(unit.sequences)) for unit in self.units]
         return tuple((running, max(0, held - running)) for running, held in counts)
 
+    @property
+    def adapters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The adapters of requests that hold blocks, and of those that wait for some, by name."""
+        named = [s for unit in self.units for s in unit.sequences.values() if s.request.adapter]
+        running = {s.request.adapter for s in named if s.kv.blocks}
+        waiting = {s.request.adapter for s in named if not s.kv.blocks}
+        return tuple(sorted(running)), tuple(sorted(waiting))
+
     def tell_kv(self) -> list[TellKv]:
         """Return what has changed in prefix caches since the last call, where that is told."""
         journals = [unit.journal for unit in self.units if unit.journal is not None]
@@ -146,6 +154,9 @@ class WorkerState:
             return f"unit is {unit}; this worker's units are 0 to {len(self.units) - 1}"
         if request.model != self.info.model:
             return f"model is {request.model!r}; this worker runs {self.info.model!r}"
+        if not self.info.has_adapter(request.adapter):
+            known = ", ".join(each.name for each in self.info.adapters) or "none"
+            return f"adapter is {request.adapter!r}; this worker's adapters: {known}"
         if request.num_tokens >= self.max_len:
             return (
                 f"the request has {request.num_tokens} tokens; this worker's limit is "

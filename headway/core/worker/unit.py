@@ -112,7 +112,7 @@ class WorkerUnit:
             kv.hashes = list(self._hashes_of(request))
         elif self._settings.prefix_caching:
             token_ids = (*request.prompt_token_ids, *request.output_token_ids)
-            kv.namer = PrefixNamer(request.cache_salt)
+            kv.namer = PrefixNamer(request.cache_salt, request.adapter)
             kv.hashes = block_names(token_ids, self.pool.block_size, kv.namer)
         if sequence.stage is Stage.WAITING and kv.hashes:
             names = self.adoptable(sequence)

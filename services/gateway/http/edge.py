@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -258,8 +258,9 @@ class HttpEdge:
             shown_id = f"{'chatcmpl' if style.chat else 'cmpl'}-{call.client_id}"
         if not exchange.header(_REQUEST_ID):
             exchange.add_header(_REQUEST_ID, call.client_id or call_id)
+        model = self._calls.models.find(call.model)
         identity = CallIdentity(
-            shown_id, call.model, int(arrival_at), self._fingerprints[call.model], chat=style.chat
+            shown_id, call.model, int(arrival_at), self._fingerprints[model.name], chat=style.chat
         )
         kind: type[HttpReply] = StreamReply if style.stream else WholeReply
         if style.responses:
@@ -267,8 +268,7 @@ class HttpEdge:
         elif style.messages:
             kind = MessagesReply
             exchange.add_header("request-id", call.client_id or call_id)
-        codec = self._calls.models.find(call.model).codec
-        reply = kind(exchange, identity, style, codec, self._calls.let_go)
+        reply = kind(exchange, identity, style, model.codec, self._calls.let_go)
         if isinstance(reply, ResponseReply) and self._stored is not None:
             reply.keep = partial(self._keep, self._stored, self._tenant(exchange), call.session_id)
         reply.find_life = self._shell.life
@@ -335,7 +335,8 @@ class HttpEdge:
             else:
                 exchange.respond(200, _PROMETHEUS, self._metrics.render())
         elif path == "/v1/models":
-            found = {"object": "list", "data": [self._model(model) for model in self._calls.models]}
+            listed = [card for model in self._calls.models for card in self._cards(model)]
+            found = {"object": "list", "data": listed}
             exchange.respond(200, JSON, dumps(found).encode())
         elif path == SCHEMA:
             exchange.respond(200, JSON, dumps(self._describe()).encode())
@@ -349,7 +350,8 @@ class HttpEdge:
         return self._shows_health or self._keys.knows_operator(exchange.header("authorization"))
 
     def _get_model(self, exchange: Exchange, name: str) -> None:
-        found = self._model(self._calls.models.find(name))
+        cards = self._cards(self._calls.models.find(name))
+        found = next(card for card in cards if card["id"] == name)
         exchange.respond(200, JSON, dumps(found).encode())
 
     async def _tell(self, exchange: Exchange) -> None:
@@ -364,14 +366,13 @@ class HttpEdge:
         if not exchange.ended:
             exchange.respond(200, JSON, body)
 
-    def _model(self, model: ServedModel) -> dict[str, Any]:
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": self._started,
-            "owned_by": "headway",
-            "max_model_len": model.max_model_len,
-        }
+    def _cards(self, model: ServedModel) -> Iterator[dict[str, Any]]:
+        """Yield what clients are told of a model and its adapters, in vLLM's words."""
+        every: dict[str, Any] = {"object": "model", "created": self._started}
+        every |= {"owned_by": "headway", "max_model_len": model.max_model_len}
+        yield {"id": model.name, **every, "root": model.name, "parent": None}
+        for name, folder in model.adapters.items():
+            yield {"id": name, **every, "root": folder, "parent": model.name}
 
     def _fail(self, exchange: Exchange, error: Exception) -> None:
         """Answer with an error; drop the client if that fails, too."""

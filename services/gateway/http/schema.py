@@ -83,7 +83,7 @@ def describe(version: str, *, needs_key: bool, monitoring_needs_key: bool) -> Js
             "/version": _get("Version", "Name the release.", []),
             "/ping": _get("Pong", "Answer 200 while requests are taken.", []),
             "/load": _get("Load", "Count the outputs that are open.", secured),
-            "/v1/models": _get("ModelList", "List the served model.", secured),
+            "/v1/models": _get("ModelList", "List the served models and their adapters.", secured),
             "/v1/models/{name}": _get("Model", "Describe a model.", secured, "name", _NO_MODEL),
             "/explain/{request_id}": _get(
                 "Explanation",
@@ -316,7 +316,10 @@ def _answers() -> dict[str, Json]:
     message["properties"]["tool_calls"] = _list(call)
     chosen = _object(index=_COUNT, message=message, finish_reason=end)
     written = _object(index=_COUNT, text=_TEXT, finish_reason=end)
-    model = _object(id=_TEXT, object={"const": "model"}, max_model_len=_COUNT)
+    parent = {"type": ["string", "null"]}
+    model = _object(
+        id=_TEXT, object={"const": "model"}, max_model_len=_COUNT, root=_TEXT, parent=parent
+    )
     found = _object(message=_TEXT, type=_TEXT, param=_nullable(_TEXT), code=_TEXT)
     return {
         "Chat": _object(id=_TEXT, model=_TEXT, choices=_list(chosen), usage=usage),

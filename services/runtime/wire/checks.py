@@ -195,6 +195,7 @@ BY_FIELD: Mapping[type, Mapping[str, Check]] = MappingProxyType(
             "deadline_at": _deadline,
             "predicted_output_tokens": _expected_length,
             "cache_salt": an_id_or_none,
+            "adapter": an_id_or_none,
             "session_id": unchecked,  # it checks itself
         },
         Constraints: {"grammar": unchecked},  # it checks itself

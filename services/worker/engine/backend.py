@@ -59,8 +59,9 @@ class TorchBackend:
         self._pool = pool
         self._host = host
         self._swapper = KvSwapper(pool, host)
+        names = [adapter.name for adapter in model.adapters]
         self._layouts = LayoutBuilder(
-            pool, model.vocab_size, model.max_model_len, model.decoder.reads
+            pool, model.vocab_size, model.max_model_len, model.decoder.reads, names
         )
         self._device = pool.keys[0].device
         self._drawn: dict[StreamKey, int] = {}  # by the last pass
@@ -77,6 +78,7 @@ class TorchBackend:
             kernels=model.decoder.kernels,
             swaps_beside=self._device.type == "cuda",  # on a CPU it would slow the pass
             kv_layout=TOKEN_LAYOUT if group_size() == 1 else "",
+            adapters=model.adapters,
         )
 
     @classmethod
@@ -122,7 +124,7 @@ class TorchBackend:
                     items = with_drawn(forward_pass.items, drawn, before)
                     layout = self._layouts.build(items)
                     masks = self._grammars.begin(items)
-                    states = self._model.decoder(layout.token_ids, layout.positions, layout.batch)
+                    states = self._model.compute(layout)
                     self._scores.gather(states, layout, items)
                     if masks is not None:
                         found, waited = _ready(masks, started_at, items)

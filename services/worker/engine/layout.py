@@ -6,7 +6,7 @@ first (neighbours in one decode group waste little padding), then the prompts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,16 +46,24 @@ class PassLayout:
     sampling_rows: torch.Tensor | None
     sampling_items: tuple[int, ...]
     last_rows: Ints
+    adapted: Mapping[str, torch.Tensor]
+    """Rows that have an adapter, by its name."""
 
 
 class LayoutBuilder:
     """A builder of layouts; it refuses items that the model or the pool cannot hold."""
 
     def __init__(
-        self, pool: KvPool, vocab_size: int, max_model_len: int, reads: Reads = Reads.SLOTS
+        self,
+        pool: KvPool,
+        vocab_size: int,
+        max_model_len: int,
+        reads: Reads = Reads.SLOTS,
+        adapters: Collection[str] = (),
     ) -> None:
         """Prepare for a pool and a model; ``reads``: how the decoder reads contexts."""
         self._pool = pool
+        self._adapters = ("", *adapters)
         self._reads = reads
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
@@ -80,6 +88,7 @@ class LayoutBuilder:
             sampling_rows=None if whole else self._tensor(last_rows[sampling]),
             sampling_items=tuple(order[n] for n in sampling),
             last_rows=last_rows[np.argsort(order)],
+            adapted=self._adapted(ordered, rows),
         )
 
     # --- checks -----------------------------------------------------------------------
@@ -94,6 +103,8 @@ class LayoutBuilder:
         elif len(item.block_table) * self._pool.block_size < stop:
             held = len(item.block_table) * self._pool.block_size
             problem = f"its block table holds {held} tokens, the pass needs {stop}"
+        elif item.adapter not in self._adapters:
+            problem = f"its adapter is {item.adapter!r}; there are: {', '.join(self._adapters[1:])}"
         else:
             return
         raise PassFailure([item.key], f"{_name(item)}: {problem}")
@@ -126,6 +137,17 @@ class LayoutBuilder:
         groups = _groups(rows.contexts[:num_decodes])
         decodes = tuple(self._decode_group(rows, *group) for group in groups)
         return PagedBatch(self._pool, slots, decodes, prefills)
+
+    def _adapted(self, items: Sequence[PassItem], rows: _Rows) -> Mapping[str, torch.Tensor]:
+        names = [item.adapter for item in items]
+        if not any(names):
+            return {}
+        of_row = np.array(names)[rows.item_of_row]
+        return {
+            name: self._tensor(np.flatnonzero(of_row == name))
+            for name in self._adapters[1:]
+            if name in names
+        }
 
     def _contexts(self, rows: _Rows, num_decodes: int, num_requests: int) -> Contexts:
         """Return the contexts of the first ``num_requests`` requests."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -44,6 +44,8 @@ class EngineOptions:
     """Threads of torch; 0: as many as torch chooses."""
     gpu_share: float = 1.0
     """Share of a GPU's memory that this engine may use."""
+    lora: Mapping[str, str] = field(default_factory=dict)
+    """Folders of the model's adapters, by the names that requests use."""
 
 
 def find_device(name: str) -> torch.device:

@@ -58,7 +58,7 @@ class QueueingTorchBackend(TorchBackend):
             )
             if last is not None:
                 last.fill_in(layout, items)
-            states = self._model.decoder(layout.token_ids, layout.positions, layout.batch)
+            states = self._model.compute(layout)
             drawing = self._begin_draw(states, layout, items)
             hidden = hidden_rows(states, layout, forward_pass)
         return LaunchedPass(

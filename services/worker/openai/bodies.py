@@ -34,7 +34,7 @@ def completion_body(
     """
     sampling, done = request.sampling, len(output)
     body: dict[str, Any] = {
-        "model": endpoint.model,
+        "model": request.adapter or endpoint.model,
         "prompt": [*request.prompt_token_ids, *output],
         "stream": True,
         "return_token_ids": True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,17 +102,23 @@ def parse_args(given: dict[str, Any]) -> EndpointArgs:
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="engine_args") from error
 
 
-def examine(args: EndpointArgs, model: str, max_model_len: int) -> KnownEndpoint:
+def examine(
+    args: EndpointArgs, model: str, max_model_len: int, adapters: Iterable[str] = ()
+) -> KnownEndpoint:
     """Ask the endpoint what it serves and takes; HeadwayError where it cannot be used.
 
     ``model``: the folder or hub id of its tokenizer. ``max_model_len`` in tokens, 0: as it says.
+    ``adapters``: names of adapters that it has to list.
     """
     with httpx.Client(base_url=args.root, headers=args.headers(), timeout=60.0) as client:
         listed = _models(client, args)
+        known = [m["id"] for m in listed]
         found = next((m for m in listed if m["id"] == args.model or not args.model), None)
         if found is None:
-            names = ", ".join(m["id"] for m in listed)
-            raise invalid("engine_args.model", args.model, f"one of {names}")
+            raise invalid("engine_args.model", args.model, f"one of {', '.join(known)}")
+        for name in adapters:
+            if name not in known:
+                raise invalid("lora", name, f"an adapter of the endpoint: {', '.join(known)}")
         length = max_model_len or int(found.get("max_model_len") or 0)
         if not length:
             message = f"{args.url} does not say how long requests may be: give --max-model-len"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from math import inf
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import httpx
 
+from headway.cluster import Adapter
 from headway.engine import Drawn, EngineInfo, EngineStepped
 from headway.errors import Code, HeadwayError
 from headway.request import FinishReason, Request, StreamKey
@@ -120,6 +121,7 @@ class OpenAIEngine:
         endpoint: KnownEndpoint,
         block_size: int,
         gone: Callable[[str], Any] = lambda url: end_process("endpoint_is_gone", url=url),
+        adapters: Iterable[str] = (),
     ) -> None:
         self._endpoint = endpoint
         self._gone = gone
@@ -133,6 +135,7 @@ class OpenAIEngine:
             dtype="unknown",
             kernels=endpoint.args.url,
             kv_layout="",
+            adapters=tuple(Adapter(name, "of the endpoint") for name in sorted(adapters)),
         )
         self._log = get_logger()
         self._tasks: dict[StreamKey, asyncio.Task[None]] = {}
@@ -390,5 +393,5 @@ def _now() -> float:
 def load(config: WorkerConfig) -> OpenAIEngine:
     """Find the endpoint of ``--engine-args``; HeadwayError where it cannot be used."""
     args = parse_args(config.engine_args)
-    endpoint = examine(args, config.model, config.max_model_len)
-    return OpenAIEngine(endpoint, config.tokens_per_block)
+    endpoint = examine(args, config.model, config.max_model_len, config.lora)
+    return OpenAIEngine(endpoint, config.tokens_per_block, adapters=config.lora)

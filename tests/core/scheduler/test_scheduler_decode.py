@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from headway.cluster import Role, UnitLoad, WorkerInfo
+from headway.cluster import Adapter, Role, UnitLoad, WorkerInfo
 from headway.core.scheduler.events import WorkerReported
 from headway.core.scheduler.settings import MoveLimits
 from headway.messages import CancelStream, Handoff, HandoffResult
@@ -99,6 +99,21 @@ def test_kv_goes_between_equal_layouts_alone() -> None:
     scheduler.submit(1)
     scheduler.prefill("p", 1)
     assert targets(scheduler) == [(1, "b")]
+
+
+def with_adapter(worker_id: str, role: Role, digest: str) -> WorkerInfo:
+    adapters = (Adapter("sql", digest),) if digest else ()
+    return replace(make_info(worker_id, role), adapters=adapters)
+
+
+def test_kv_goes_between_workers_with_equal_adapters_alone() -> None:
+    scheduler = SchedulerHarness(short_pass())
+    scheduler.connect(with_adapter("p", Role.PREFILL, "1f"))
+    for worker_id, digest in (("a", ""), ("b", "2e"), ("c", "1f")):
+        scheduler.connect(with_adapter(worker_id, Role.DECODE, digest))
+    scheduler.submit(1)
+    scheduler.prefill("p", 1)
+    assert targets(scheduler) == [(1, "c")]
 
 
 @pytest.mark.parametrize("layout", ["swizzled", ""])

@@ -32,10 +32,10 @@ def index_of(*infos: WorkerInfo) -> Prefixes:
     return prefixes
 
 
-def entry_of(name: int, *parts: tuple[int, int], salt: str = "") -> Tracked:
+def entry_of(name: int, *parts: tuple[int, int], salt: str = "", adapter: str = "") -> Tracked:
     """A waiting request whose prompt is so many tokens of each kind in turn."""
     tokens = tuple(kind for kind, count in parts for _ in range(count))
-    request = replace(make_request(name), prompt_token_ids=tokens, cache_salt=salt)
+    request = replace(make_request(name), prompt_token_ids=tokens, cache_salt=salt, adapter=adapter)
     return Tracked(key(name), f"r{name}", "m", InWindow(), request, len(tokens), 0.0)
 
 
@@ -70,6 +70,7 @@ def test_a_salt_keeps_beginnings_apart() -> None:
     prefixes.note(mine, unit(0))
     assert held(prefixes, entry_of(2, other), unit(0)) == [0]
     assert held(prefixes, entry_of(3, other, salt="a"), unit(0)) == [STEP]
+    assert held(prefixes, entry_of(4, other, salt="a", adapter="sql"), unit(0)) == [0]
 
 
 def test_the_last_token_is_always_computed() -> None:

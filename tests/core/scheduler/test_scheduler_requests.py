@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from headway.cluster import Role, UnitLoad
+from headway.cluster import Adapter, Role, UnitLoad, WorkerInfo
 from headway.core.scheduler.events import (
     GatewayConnected,
     GatewayDisconnected,
@@ -18,6 +18,7 @@ from tests.fakes.scheduler_text import (
     SchedulerHarness,
     key,
     make_info,
+    make_request,
     short_pass,
 )
 
@@ -44,6 +45,35 @@ def test_a_model_that_no_worker_serves_yet_is_unavailable() -> None:
     scheduler.connect(make_info("late", model="x"))
     scheduler.submit(2, model="x")
     assert scheduler.dispatched("late") == [2]
+
+
+def with_adapters(worker_id: str, *names: str) -> WorkerInfo:
+    adapters = tuple(Adapter(name, "1") for name in names)
+    return replace(make_info(worker_id, Role.UNIFIED), adapters=adapters)
+
+
+def test_an_adapter_that_no_worker_has_yet_is_unavailable() -> None:
+    scheduler = make_scheduler()
+    scheduler.connect(with_adapters("a", "sql"))
+    scheduler.connect(with_adapters("b", "poems", "sql"))
+    scheduler.post(replace(make_request(1), adapter="php"))
+    refused = refusal(scheduler)
+    assert (refused.code, refused.retry_after) == (Code.UNAVAILABLE, 5.0)
+    told = "no worker of 'm' has adapter 'php' yet; those that joined have: poems, sql"
+    assert refused.message == told
+
+
+def test_requests_go_to_workers_that_have_their_adapter() -> None:
+    scheduler = make_scheduler()
+    for worker_id, names in (("a", ()), ("b", ("sql",)), ("c", ())):
+        scheduler.connect(with_adapters(worker_id, *names))
+    for stream_id in (1, 2, 3):
+        scheduler.post(replace(make_request(stream_id), adapter="sql"))
+        scheduler.wait(1.0)
+        assert scheduler.dispatched("b") == list(range(1, stream_id + 1))
+        scheduler.serve("b")
+    assert not scheduler.dispatches("a")
+    assert not scheduler.dispatches("c")
 
 
 def test_a_request_over_the_context_is_refused_with_value_and_limit() -> None:

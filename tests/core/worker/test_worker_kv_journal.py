@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from headway.blocks import BlockHash, PrefixNamer, block_names
+from headway.cluster import Adapter
 from headway.core.worker.events import BlocksCached, TellKv
 from headway.messages import CancelStream
 from headway.request import StreamKey
@@ -56,14 +57,15 @@ def test_whoever_follows_the_news_knows_what_is_cached(seed: int) -> None:
         assert blocks
 
 
-def test_prompts_with_a_salt_are_told_with_it() -> None:
-    worker = make_worker(prefix_caching=True, tells_kv=True)
-    worker.post(dispatch(replace(make_request(1, prompt=9), cache_salt="s")))
+def test_prompts_with_a_salt_and_an_adapter_are_told_with_them() -> None:
+    worker = make_worker(prefix_caching=True, tells_kv=True, adapters=(Adapter("sql", "1"),))
+    worker.post(dispatch(replace(make_request(1, prompt=9), cache_salt="s", adapter="sql")))
     worker.run_all()
     told = next(action for action in worker.log if isinstance(action, TellKv))
     assert isinstance(told.changes[0], BlocksCached)
-    assert told.changes[0].salt == "s"
-    assert told.changes[0].names[0] == block_names(range(2, 6), _SIZE, PrefixNamer("s"))[0]
+    assert (told.changes[0].salt, told.changes[0].adapter) == ("s", "sql")
+    named = block_names(range(2, 6), _SIZE, PrefixNamer("s", "sql"))
+    assert told.changes[0].names[0] == named[0]
 
 
 def test_nothing_is_told_unless_it_is_asked_for() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from headway.cluster import Adapter
 from headway.core.worker.events import PassFailed, SendTokens
 from headway.forward_pass import ForwardPass
 from headway.messages import CancelStream
@@ -54,6 +55,16 @@ def test_requests_with_different_salts_share_nothing() -> None:
         worker.run_all()
     assert num_cached(worker) == {2: 12, 5: 12}
     assert_right(worker, first, same, *salted, again)
+
+
+def test_requests_with_different_adapters_share_nothing() -> None:
+    worker = make_worker(prefix_caching=True, adapters=(Adapter("a", "1"), Adapter("b", "2")))
+    asked = [("", ""), ("", "a"), ("", "b"), ("a", ""), ("s", "a"), ("", "a"), ("s", "a")]
+    for n, (salt, adapter) in enumerate(asked):
+        request = asking(n, (*PREFIX, n))
+        submit(worker, replace(request, cache_salt=salt, adapter=adapter))
+        worker.run_all()
+    assert num_cached(worker) == {5: 12, 6: 12}
 
 
 def test_a_known_prefix_is_not_computed_again_and_the_first_token_says_so() -> None:

@@ -37,6 +37,7 @@ class Counts:
 
     preemptions: Preemptions = field(default_factory=Preemptions)
     num_requests: tuple[tuple[int, int], ...] = ()
+    adapters: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     prefix_counts: PrefixCounts = field(default_factory=PrefixCounts)
     constants: tuple[Constant, ...] = ()
     measured_costs: MeasuredCosts | None = None

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway import messages as m
-from headway.cluster import Role, UnitLoad, WorkerInfo
+from headway.cluster import Adapter, Role, UnitLoad, WorkerInfo
 from headway.cost.costs import Source
 from headway.errors import Code, HeadwayError
 from headway.life.moments import Mark, MomentKind
@@ -107,6 +107,7 @@ requests = st.builds(
     levels_spent=st.integers(0, 64),
     served=st.floats(0, 1e6),
     cache_salt=ids | st.just(""),
+    adapter=ids | st.just(""),
     session_id=sessions,
     ends_session=st.booleans(),
     standing=st.builds(Standing, ids | st.just(""), st.floats(0.01, 100), st.none() | classes),
@@ -126,6 +127,7 @@ infos = st.builds(
     kv_bytes_per_token=u64,
     kv_layout=ids | st.just(""),
     num_host_blocks=u32,
+    adapters=st.lists(st.builds(Adapter, ids, ids), max_size=2).map(tuple),
 )
 loads = st.tuples(
     *(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,15 @@ from prometheus_client import CollectorRegistry
 
 from headway.messages import Dispatch, EndForward, Handoff, HandoffResult, UnitBatch
 from headway.request import Request, SamplingParams
-from tests.fakes.worker_service import Leader, Sink, make_request, needs_nixl, served
+from tests.fakes.worker_service import (
+    Leader,
+    Sink,
+    hear,
+    make_request,
+    needs_nixl,
+    served,
+    tokens_of,
+)
 
 SEEDED = SamplingParams(
     temperature=0.9,
@@ -27,17 +34,6 @@ SEEDED = SamplingParams(
 def asking(address: str, sampling: SamplingParams, stream_id: int = 1) -> Request:
     request = make_request(address, stream_id)
     return replace(request, prompt_token_ids=tuple(range(40, 103)), sampling=sampling)
-
-
-async def hear(leader: Leader, kind: type[Any]) -> Any:
-    while not isinstance(said := await leader.hear(), kind):
-        pass
-    return said
-
-
-async def tokens_of(found: Sink, count: int) -> list[tuple[int, int, int]]:
-    async with asyncio.timeout(60):
-        return [await found.tokens.get() for _ in range(count)]
 
 
 BYTES = "headway_worker_kv_transfer_bytes_total"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch.nn.functional import linear, silu
@@ -21,6 +22,22 @@ Weights = tuple[torch.Tensor, torch.Tensor | None]
 """A matrix (outputs, inputs) and its bias (outputs,)."""
 
 
+class Addition(Protocol):
+    """What is added to the products of a matrix, on some rows of a pass."""
+
+    def __bool__(self) -> bool:
+        """Return whether it changes a row of the pass under way."""
+
+    def __call__(self, rows: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
+        """Return ``product``, changed in place; ``rows`` are all rows of the pass."""
+
+
+class Adaptable(Protocol):
+    """A matrix whose products something is added to."""
+
+    addition: Addition | None
+
+
 class Linear:
     """``x · Wᵀ + b`` for rows ``x`` (rows, inputs): (rows, outputs).
 
@@ -29,6 +46,7 @@ class Linear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.num_outputs = weight.shape[0]
+        self.addition: Addition | None = None
         self.bias = bias
         self._is_packed = _packs(weight)
         self._weight = packed(weight) if self._is_packed else weight
@@ -59,7 +77,8 @@ class Linear:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the product of ``rows`` with the bias."""
-        return self._product(rows, self.bias)
+        product = self._product(rows, self.bias)
+        return self.addition(rows, product) if self.addition else product
 
     def without_bias(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the product of ``rows`` without the bias."""
@@ -75,6 +94,10 @@ class Linear:
 
     def added_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return ``residual`` (rows, outputs) plus the product of ``rows``."""
+        total = self._added_to(residual, rows)
+        return self.addition(rows, total) if self.addition else total
+
+    def _added_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         if self._few is not None and self._few.takes(rows):
             return self._few.product(rows, self.bias, residual)
         if self._is_packed:
@@ -93,6 +116,8 @@ class GatedLinear:
 
     def __init__(self, gate: Weights, up: Weights) -> None:
         self._few: FewRows | None = None
+        self.num_outputs = gate[0].shape[0]
+        self.addition: Addition | None = None
         self.is_packed = _packs(gate[0])
         if self.is_packed:
             self._gate, self._up = packed(gate[0]), packed(up[0])
@@ -120,8 +145,8 @@ class GatedLinear:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the gated rows (rows, width) of ``rows`` (rows, inputs)."""
-        if not self.is_packed:
-            gate, up = self._joined(rows).chunk(2, -1)
+        if not self.is_packed or self.addition:
+            gate, up = self.joined(rows).chunk(2, -1)
             return silu(gate).mul_(up)
         gate_bias, up_bias = self._biases
         if self._few is not None and self._few.takes(rows):
@@ -131,8 +156,14 @@ class GatedLinear:
         return gated
 
     def joined(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return gates and ups side by side (rows, 2 * width); only for unpacked matrices."""
-        return self._joined(rows)
+        """Return gates and ups side by side (rows, 2 * width), not yet multiplied."""
+        if self.is_packed:
+            pairs = zip((self._gate, self._up), self._biases, strict=True)
+            both = [self._packed_product(rows, each, bias, "none", [], "") for each, bias in pairs]
+            joined = torch.cat(both, -1)
+        else:
+            joined = self._joined(rows)
+        return self.addition(rows, joined) if self.addition else joined
 
 
 def _joined_bias(*biases: torch.Tensor | None) -> torch.Tensor | None:

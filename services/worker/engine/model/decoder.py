@@ -7,6 +7,7 @@ are applied to queries and keys together. The rotation's angles come from a tabl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.nn.functional import embedding
 from services.worker.engine.attention import PagedBatch, Reads, attend
 from services.worker.engine.cpu.linear import GatedLinear, Linear, Weights
 from services.worker.engine.kv.pool import KvPool
+from services.worker.engine.model.adapters import AdapterRows, Product
 from services.worker.engine.model.tensor_parallel import (
     SummedLinear,
     group_size,
@@ -66,6 +68,7 @@ class Decoder:
         self._embedding: torch.Tensor = whole(base.embed_tokens.weight.data)
         self._norm: torch.Tensor = own_share(base.norm.weight.data)
         self._cos, self._sin = _angles(base.rotary_emb, max_model_len, self._embedding)
+        self.adapter_rows = AdapterRows()
         self._layers: list[LayerWeights] = []
         for index, layer in enumerate(base.layers):
             self._layers.append(_take_layer(layer, self._num_heads, self._num_kv_heads))
@@ -86,6 +89,21 @@ class Decoder:
             hidden = self._attention(index, layer, hidden, angles, batch)
             hidden = self._mlp(layer, hidden)
         return self._normed(hidden, self._norm)
+
+    def products(self) -> Iterator[tuple[str, Product]]:
+        """See ``Adapted``."""
+        hidden, size = len(self._norm), self._size
+        heads, kv_heads = self._num_heads * size, self._num_kv_heads * size
+        for index, layer in enumerate(self._layers):
+            attention, mlp = f"layers.{index}.self_attn.", f"layers.{index}.mlp."
+            inner = layer.gated.num_outputs
+            yield attention + "q_proj", Product(layer.qkv, 0, heads, hidden)
+            yield attention + "k_proj", Product(layer.qkv, heads, kv_heads, hidden)
+            yield attention + "v_proj", Product(layer.qkv, heads + kv_heads, kv_heads, hidden)
+            yield attention + "o_proj", Product(layer.output, 0, hidden, heads)
+            yield mlp + "gate_proj", Product(layer.gated, 0, inner, hidden)
+            yield mlp + "up_proj", Product(layer.gated, inner, inner, hidden)
+            yield mlp + "down_proj", Product(layer.down, 0, hidden, inner)
 
     def prepare(self, pool: KvPool) -> None:
         """Do nothing: there is nothing to do ahead of the first pass."""
@@ -122,9 +140,8 @@ class Decoder:
         return layer.output.added_to(hidden, output)
 
     def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-        if (
-            len(hidden) > _MAX_MLP_ROWS
-        ):  # larger intermediates would be fresh memory from the system
+        # Larger intermediates would be fresh memory from the system. Adapters count all rows.
+        if len(hidden) > _MAX_MLP_ROWS and not self.adapter_rows.by_adapter:
             parts = [self._mlp(layer, part) for part in torch.split(hidden, _MAX_MLP_ROWS)]
             return torch.cat(parts)
         gated = self._gated(layer, self._normed(hidden, layer.mlp_norm))

@@ -49,7 +49,8 @@ class KernelDecoder(Decoder):
         rows = DecodeBatch(token_ids, positions, batch.slots, contexts.lengths, contexts.tables)
         # Triton launches on the current GPU.
         with torch.cuda.device_of(token_ids):  # type: ignore[no-untyped-call]
-            if self._graphs and contexts.num_decodes == num_rows and self._graphs.holds(num_rows):
+            is_recorded = contexts.num_decodes == num_rows and not self.adapter_rows.by_adapter
+            if self._graphs and is_recorded and self._graphs.holds(num_rows):
                 return self._graphs.run(rows)
             return self._compute(rows, contexts, batch.pool)
 

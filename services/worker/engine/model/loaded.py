@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from headway.cluster import Adapter
 from services.worker.engine.cpu.linear import Linear
 from services.worker.engine.kv.pool import DTYPES, KvShape
+from services.worker.engine.layout import PassLayout
 from services.worker.engine.model.decoder import Decoder
 from services.worker.engine.model.decoders import decoder_class, deterministic_class
 from services.worker.engine.model.supported import (
@@ -36,6 +38,12 @@ class LoadedModel:
     """The model's context, or its attention window where that is less: within the window
     sliding attention is full attention."""
     eos_token_ids: tuple[int, ...]
+    adapters: tuple[Adapter, ...] = ()
+
+    def compute(self, layout: PassLayout) -> torch.Tensor:
+        """Return the hidden states (rows, hidden size) of a pass."""
+        self.decoder.adapter_rows.by_adapter = layout.adapted
+        return self.decoder(layout.token_ids, layout.positions, layout.batch)
 
 
 def kv_shape_of(network: Any) -> KvShape:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from headway.errors import Code, HeadwayError
 from services.worker.engine.kv.pool import DTYPES
+from services.worker.engine.model.adapters import put_adapters
 from services.worker.engine.model.loaded import LoadedModel, dtype_name, take_model, token_ids
 from services.worker.engine.model.plain import read_config, read_network
 from services.worker.engine.model.supported import refuse_length, refuse_unsupported
@@ -18,14 +22,28 @@ def load_model(model: str, device: torch.device, options: EngineOptions) -> Load
     Raises HeadwayError: NOT_FOUND if there is no checkpoint, FAILED_PRECONDITION with the way
     out if it is not supported.
     """
+    _refuse_what_adapters_lack(options)
     loaded = None
     if group_size() == 1 and not options.quantization:
         loaded = _load_plain(model, device, options)
-    if loaded is not None:
-        return loaded
-    from services.worker.engine.model import by_transformers  # its import takes seconds
+    if loaded is None:
+        from services.worker.engine.model import by_transformers  # its import takes seconds
 
-    return by_transformers.load_model(model, device, options)
+        loaded = by_transformers.load_model(model, device, options)
+    dtype = DTYPES[loaded.kv_shape.dtype]
+    return replace(loaded, adapters=put_adapters(loaded.decoder, options.lora, dtype, device))
+
+
+def _refuse_what_adapters_lack(options: EngineOptions) -> None:
+    if not options.lora:
+        return
+    for is_wrong, why in (
+        (options.deterministic, "a deterministic pass has no adapters: leave deterministic out"),
+        (group_size() > 1, "several processes share no adapters: start one process"),
+    ):
+        if is_wrong:
+            message = f"lora cannot be served: {why}"
+            raise HeadwayError(Code.FAILED_PRECONDITION, message, param="lora")
 
 
 def _load_plain(model: str, device: torch.device, options: EngineOptions) -> LoadedModel | None:

@@ -6,6 +6,7 @@ and values; :class:`PagedBatch` travels to it as a keyword argument.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,9 @@ from transformers import AttentionInterface
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from services.worker.engine.attention import PagedBatch, Reads, attend
+from services.worker.engine.cpu.linear import Addition
 from services.worker.engine.kv.pool import KvPool
+from services.worker.engine.model.adapters import AdapterRows, Product
 from services.worker.engine.sampler import greatest
 
 ATTENTION_NAME = "headway_paged"
@@ -31,6 +34,7 @@ class NetworkDecoder:
     def __init__(self, modules: Any) -> None:
         """Take a model's decoder; its attention implementation is ``ATTENTION_NAME``."""
         self._modules = modules
+        self.adapter_rows = AdapterRows()
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch
@@ -45,8 +49,31 @@ class NetworkDecoder:
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
+    def products(self) -> Iterator[tuple[str, Product]]:
+        """See ``Adapted``."""
+        for name, module in self._modules.named_modules():
+            if isinstance(module, torch.nn.Linear):
+                yield name, Product(_Hooked(module), 0, module.out_features, module.in_features)
+
     def prepare(self, pool: KvPool) -> None:
         """Do nothing: there is nothing to do ahead of the first pass."""
+
+
+class _Hooked:
+    """A module of transformers (1, rows, inputs), as an ``Adaptable``."""
+
+    addition: Addition | None = None
+
+    def __init__(self, module: torch.nn.Linear) -> None:
+        module.register_forward_hook(self._add)
+
+    def _add(
+        self, _: torch.nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor
+    ) -> torch.Tensor:
+        if not self.addition:
+            return output
+        rows, product = given[0].flatten(0, -2), output.flatten(0, -2)
+        return self.addition(rows, product).view_as(output)
 
 
 class NetworkHead:
