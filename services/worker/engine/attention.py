@@ -90,16 +90,18 @@ def attend(
     value: torch.Tensor,
     batch: PagedBatch,
     scale: float,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Store the rows' keys and values, then attend: (rows, heads * size).
 
-    ``query`` is (rows, heads, size), ``key`` and ``value`` (rows, KV heads, size).
+    ``query`` is (rows, heads, size), ``key`` and ``value`` (rows, KV heads, size). ``softcap``:
+    what scores s are capped by, ``c · tanh(s / c)``; None: they are not.
     """
     keys, values = batch.pool.keys[layer], batch.pool.values[layer]
     keys.index_copy_(0, batch.slots, key)
     values.index_copy_(0, batch.slots, value)
-    parts = [_decode(query, keys, values, group, scale) for group in batch.decodes]
-    parts += attend_prefills(layer, query, key, value, batch, scale)
+    parts = [_decode(query, keys, values, group, scale, softcap) for group in batch.decodes]
+    parts += attend_prefills(layer, query, key, value, batch, scale, softcap)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -110,6 +112,7 @@ def attend_prefills(
     value: torch.Tensor,
     batch: PagedBatch,
     scale: float,
+    softcap: float | None = None,
 ) -> Iterator[torch.Tensor]:
     """Yield each prompt's rows (rows, heads * size); its keys and values are stored already."""
     keys, values = batch.pool.keys[layer], batch.pool.values[layer]
@@ -117,10 +120,10 @@ def attend_prefills(
         rows = slice(span.first, span.stop)
         if span.slots is None:
             fresh = (key[rows].transpose(0, 1), value[rows].transpose(0, 1))
-            yield _prefill(query[rows], *fresh, None, scale)
+            yield _prefill(query[rows], *fresh, None, scale, softcap)
         else:
             context = (_context(keys, span.slots), _context(values, span.slots))
-            yield _prefill(query[rows], *context, span.mask, scale)
+            yield _prefill(query[rows], *context, span.mask, scale, softcap)
 
 
 def _decode(
@@ -129,17 +132,19 @@ def _decode(
     values: torch.Tensor,
     group: DecodeGroup,
     scale: float,
+    softcap: float | None,
 ) -> torch.Tensor:
     """Attend with one row per request; heads that share a KV head stand in for rows."""
     num_rows = group.stop - group.first
     num_kv_heads, size = keys.shape[1:]
     shape = (num_rows, -1, num_kv_heads, size)
-    output = scaled_dot_product_attention(
+    output = _attention(
         query[group.first : group.stop].reshape(num_rows, num_kv_heads, -1, size),
         keys.index_select(0, group.slots).view(shape).transpose(1, 2),
         values.index_select(0, group.slots).view(shape).transpose(1, 2),
-        attn_mask=group.mask,
-        scale=scale,
+        group.mask,
+        scale,
+        softcap,
     )
     return output.reshape(num_rows, -1)
 
@@ -155,18 +160,51 @@ def _prefill(
     value: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float,
+    softcap: float | None,
 ) -> torch.Tensor:
     """Attend with one request's rows (rows, heads, size) over (KV heads, context, size).
 
     Without a mask the attention is causal.
     """
-    output = scaled_dot_product_attention(
+    output = _attention(
         query.transpose(0, 1).unsqueeze(0),
         key.unsqueeze(0),
         value.unsqueeze(0),
-        attn_mask=mask,
+        mask,
+        scale,
+        softcap,
         is_causal=mask is None,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[0],
     )
     return output[0].transpose(0, 1).reshape(len(query), -1)
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+    *,
+    is_causal: bool = False,
+) -> torch.Tensor:
+    """Attend with (requests, heads, rows, size) over (requests, KV heads, context, size)."""
+    heads, kv_heads = query.shape[1], key.shape[1]
+    if softcap is None:
+        return scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=heads != kv_heads,
+        )
+    key, value = (each.repeat_interleave(heads // kv_heads, 1) for each in (key, value))
+    scores = torch.tanh(query @ key.transpose(-2, -1) * (scale / softcap)) * softcap
+    if is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    elif mask is not None:
+        scores = scores + mask
+    return scores.softmax(-1, dtype=torch.float32).to(value.dtype) @ value

@@ -60,7 +60,8 @@ def test_a_folder_without_a_readable_config_is_refused(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "gemma2"}, r"'gemma2' \(soft-capped attention\)"),
+        ({"model_type": "gpt_oss"}, r"'gpt_oss' \(attention sinks\)"),
+        ({"text_config": {"layer_types": ["linear_attention"]}}, "type is 'linear_attention'"),
         ({"kv_lora_rank": 512}, "multi-head latent attention"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised by 'gptq'"),

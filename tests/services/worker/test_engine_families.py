@@ -12,6 +12,7 @@ from headway.errors import Code, HeadwayError
 from headway.forward_pass import ForwardPass
 from headway.request import SamplingParams
 from tests.fakes.engine_rig import (
+    MAX_MODEL_LEN,
     Run,
     Schedule,
     load,
@@ -30,6 +31,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "smollm3": {},
     "starcoder2": {},
     "gemma": {},
+    "gemma2": {
+        **{"query_pre_attn_scalar": 16, "sliding_window": MAX_MODEL_LEN},
+        **{"attn_logit_softcapping": 1.5, "final_logit_softcapping": 4.0},
+    },
     "glm4": {},
     "cohere": {"logit_scale": 0.5},
     "phi": {},
@@ -51,7 +56,7 @@ def test_any_schedule_gives_the_tokens_of_generate(family: str, tmp_path: Path) 
         assert run.output == reference_output(folder, run.prompt, run.num_tokens)
 
 
-@pytest.mark.parametrize("family", ["granite", "cohere"])
+@pytest.mark.parametrize("family", ["granite", "cohere", "gemma2"])
 def test_logits_are_scaled_as_the_family_scales_them(family: str, tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, family, **SMALL | CHANGES[family])
     run = Run(prompt(9), 1, SamplingParams(temperature=0.0, num_logprobs=5), blocks=[0])

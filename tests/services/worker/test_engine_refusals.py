@@ -144,7 +144,7 @@ def write_config(folder: Path, source: str, **changes: Any) -> str:
             "rope_type is 'dynamic'; supported: default",
         ),
         ({"num_hidden_layers": 3}, r"lacks weights: model\.layers\.2"),
-        ({"model_type": "gemma2"}, r"'gemma2' \(soft-capped attention\)"),
+        ({"model_type": "qwen3_next"}, r"'qwen3_next' \(linear attention\)"),
         ({"model_type": "gpt_oss"}, r"'gpt_oss' \(attention sinks\)"),
         ({"model_type": "deepseek_v3"}, r"'deepseek_v3' \(multi-head latent attention\)"),
         ({"model_type": "bloom"}, r"'bloom' \(ALiBi position biases\)"),

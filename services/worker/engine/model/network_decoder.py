@@ -113,6 +113,7 @@ def paged_attention(
     *,
     scaling: float,
     headway_batch: PagedBatch,
+    softcap: float | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Attend for transformers' modules: (1, heads, rows, size) to (1, rows, heads, size)."""
@@ -120,7 +121,7 @@ def paged_attention(
     assert isinstance(layer, int), "transformers numbers its attention layers"
     rows = query[0].transpose(0, 1)
     fresh = (key[0].transpose(0, 1), value[0].transpose(0, 1))
-    output = attend(layer, rows, *fresh, headway_batch, scaling)
+    output = attend(layer, rows, *fresh, headway_batch, scaling, softcap)
     return output.view(1, *rows.shape), None
 
 

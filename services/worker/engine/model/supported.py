@@ -21,6 +21,9 @@ SCALED: Mapping[str, str] = MappingProxyType(
 )
 """Methods of quantised weights that transformers turns into plain ones while it reads them, and
 the package with which it does."""
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+_CAPPED = ("gemma2",)
+"""Families whose modules hand their caps to the attention, and cap logits themselves."""
 _ALIBI = "ALiBi position biases"
 _LATENT = "multi-head latent attention"
 _STATE_SPACE = "state-space layers"
@@ -31,11 +34,11 @@ KNOWN: Mapping[str, str] = MappingProxyType(
         "bloom": _ALIBI,
         "mpt": _ALIBI,
         "falcon": _ALIBI,
-        "gemma2": "soft-capped attention",
         "deepseek_v2": _LATENT,
         "deepseek_v3": _LATENT,
         "minicpm3": _LATENT,
         "gpt_oss": "attention sinks",
+        "qwen3_next": "linear attention",
         "llama4_text": "chunked attention",
         "t5": "relative position biases",
         "diffllama": "differential attention",
@@ -60,8 +63,7 @@ VARIANTS: Mapping[str, str] = MappingProxyType(
     {
         "alibi": _ALIBI,
         "use_alibi": _ALIBI,
-        "attn_logit_softcapping": "soft-capped attention",
-        "final_logit_softcapping": "soft-capped logits",
+        **dict.fromkeys(_CAPS, "soft-capped attention or logits"),
         "kv_lora_rank": _LATENT,
         "attention_sinks": "attention sinks",
         "attention_chunk_size": "chunked attention",
@@ -143,6 +145,9 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
         raise unsupported("its config.json names no model_type")
     if model_type in KNOWN:
         raise unsupported(f"its model_type is {model_type!r} ({KNOWN[model_type]})")
+    nested = config.get("text_config")
+    if isinstance(nested, Mapping):  # of a model that reads images, too
+        refuse_unsupported({"model_type": model_type, **nested})
     _refuse_quantised(config.get("quantization_config"))
     _refuse_variants(config)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -165,9 +170,10 @@ def _refuse_quantised(quantization: Any) -> None:
 
 
 def _refuse_variants(config: Mapping[str, Any]) -> None:
+    is_capped = config.get("model_type") in _CAPPED
     for name, variant in VARIANTS.items():
         value = config.get(name)
-        if value:
+        if value and not (is_capped and name in _CAPS):
             raise unsupported(f"its {name} is {value!r} ({variant}); none is supported")
     for kind in config.get("layer_types") or ():
         if kind not in LAYER_TYPES:
