@@ -13,6 +13,7 @@ from headway.errors import Code, HeadwayError
 from services.gateway.api_call import ApiCall, ReplyStyle, ResponseHistory
 from services.gateway.openai.requests import (
     HARMLESS,
+    NEUTRAL,
     Extension,
     Priority,
     RequestId,
@@ -45,7 +46,7 @@ def _check_metadata(entries: dict[str, Any]) -> dict[str, Any]:
 class ResponseText(Fields):
     """The object ``text``: the form of the answer."""
 
-    neutral: ClassVar[Neutral] = {"verbosity": ("medium",)}
+    neutral: ClassVar[Neutral] = {"verbosity": NEUTRAL["verbosity"]}
     format: dict[str, Any] | None = None
 
 

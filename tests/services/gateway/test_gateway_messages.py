@@ -29,6 +29,7 @@ TOOLS: list[Any] = [
     {"name": "weather", "description": "It tells.", "input_schema": {"type": "object"}}
 ]
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
+BERN = '"Bern"'
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
 
 
@@ -69,6 +70,16 @@ async def test_an_answer_has_its_reasoning_as_a_block(client: anthropic.AsyncAnt
     assert answer.usage.input_tokens > 0
     assert answer.usage.output_tokens_details is not None
     assert 0 < answer.usage.output_tokens_details.thinking_tokens < answer.usage.output_tokens
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN"])
+async def test_arguments_that_json_cannot_say_again_come_as_text(
+    client: anthropic.AsyncAnthropic, number: str
+) -> None:
+    body = said(f"See. {CALL.replace(BERN, number)}", tools=TOOLS)
+    call = (await client.messages.create(**body)).content[-1]
+    assert call.type == "tool_use"
+    assert call.input == {"INVALID_JSON": f'{{"city": {number}}}'}
 
 
 async def test_a_call_is_a_block_and_its_result_may_follow(
@@ -209,6 +220,11 @@ async def test_a_key_comes_in_anthropics_header(tmp_path: Path, store_url: str) 
                 both = {"x-api-key": own, "authorization": f"Bearer {token}"}
                 sent = await other.post("/v1/messages", json=said("hi"), headers=both)
                 assert sent.status_code == (200 if "hw-a" in (own, token) else 401)
+            one, another = ("x-api-key", "hw-a"), ("authorization", "Bearer hw-a")
+            for twice, good in ((one, another), (another, one)):  # nobody can say which counts
+                for headers, status in (([twice] * 2, 401), ([twice, twice, good], 200)):
+                    sent = await other.post("/v1/messages", json=said("hi"), headers=headers)
+                    assert sent.status_code == status
 
 
 def test_everything_that_has_a_counterpart_is_read() -> None:

@@ -84,7 +84,7 @@ async def test_a_form_and_an_effort_are_read(running: Cluster) -> None:
             "model": "m",
             "instructions": "Be kind.",
             "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
-            "text": {"format": form},
+            "text": {"format": form, "verbosity": "low"},
             "reasoning": {"effort": "low"},
             "max_output_tokens": 7,
         }
