@@ -24,9 +24,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headway.cost.kept import KeptShares, Pledge, kept_by, pays_split
 from headway.cost.profile import load_profile
 from headway.cost.schema import Profile
 from headway.cost.topology import Demand, Needs, chunk_within
+from headway.policies.scaling.headway import TopologyParams
 from headway.presets import PRESETS
 from headway.service_class import ServiceClass, Standing
 from headway.sim.cluster import ClusterSpec, SimRequest
@@ -51,8 +53,8 @@ SPLITS = tuple(f"{n}P+{NUM_GPUS - n}D" for n in range(1, NUM_GPUS))
 CONVERTIBLE = "1P+2D+1C"
 TOPOLOGIES = (UNIFIED, *SPLITS, CONVERTIBLE)
 TTFT_LIMITS = ((256, 0.25), (1024, 0.4), (1 << 30, 2.0))
-PLANNED = 0.85
-"""Share of every instance's time that is planned with, as ``tokenscale`` has it."""
+SCALING = TopologyParams()
+"""The study chooses with what the scaling policy ``headway`` has."""
 NOISE = 0.01
 """Share of the requests by which a topology may be below another and as good."""
 _LEAST_REQUESTS = 300
@@ -98,16 +100,32 @@ class Traffic:
 
     def needs(self, limit: float) -> Needs:
         """Return the instances that it needs under a limit."""
-        return Needs.of(self.demand, _gpu(), limit).over(PLANNED)
+        return Needs.of(self.demand, _gpu(), limit).over(SCALING.target_utilisation)
+
+    def goal(self, limit: float) -> Pledge:
+        """Return what the policy would want to keep."""
+        return Pledge(limit, _first_token(self.prompt), SCALING.choice_window)
+
+    def kept(self, limit: float) -> KeptShares:
+        """Return what the rule says that each topology keeps."""
+        return kept_by(self.demand, _gpu(), self.goal(limit), NUM_GPUS)
+
+    def split(self, limit: float) -> str:
+        """Return the best split by the rule."""
+        kept = self.kept(limit)
+        return f"{kept.num_prefill}P+{kept.num_decode}D"
 
     def chosen(self, limit: float) -> str:
-        """Return the topology that the rule chooses: unified unless it is full and a split less."""
-        needs = self.needs(limit)
-        split = needs.best_split(NUM_GPUS)
-        filled = needs.fill(NUM_GPUS)
-        if filled <= 1 or filled <= needs.split_fill(*split):
-            return UNIFIED
-        return "{}P+{}D".format(*split)
+        """Return what the scaling policy makes of unified instances."""
+        pays = pays_split(
+            self.demand,
+            _gpu(),
+            self.goal(limit),
+            NUM_GPUS,
+            planned=SCALING.target_utilisation,
+            gain=SCALING.gain,
+        )
+        return self.split(limit) if pays else UNIFIED
 
     def chunk(self, limit: float, longest_prompt: float | None = None) -> int:
         """Return the tokens of a unified instance's pass, prompts and batch, that keep a limit."""
@@ -188,8 +206,7 @@ def systems(traffic: Traffic) -> Iterator[OnTopology]:
         for limit in LIMITS if topology == UNIFIED else (inf,):
             yield OnTopology(PLAIN, topology, limit)
     for limit in LIMITS:
-        split = "{}P+{}D".format(*traffic.needs(limit).best_split(NUM_GPUS))
-        for topology in dict.fromkeys((UNIFIED, split, traffic.chosen(limit))):
+        for topology in (UNIFIED, traffic.split(limit)):
             yield OnTopology(OURS, topology, limit)
 
 
@@ -214,7 +231,7 @@ def measure(job: Job) -> Row:
 
 def keeps(record: Record, limit: float) -> bool:
     """Return whether a request keeps the limits of a cell with this inter-token limit."""
-    allowed = next(seconds for edge, seconds in TTFT_LIMITS if record.num_prompt_tokens <= edge)
+    allowed = _first_token(record.num_prompt_tokens)
     if not record.finished or record.ttft is None or record.ttft > allowed:
         return False
     instants = record.instants()
@@ -224,6 +241,11 @@ def keeps(record: Record, limit: float) -> bool:
         return False
     most = limit * (1 + 1e-9)
     return not len(instants) > 2 or bool(np.max(np.diff(instants[1:])) <= most)
+
+
+def _first_token(num_prompt_tokens: float) -> float:
+    """Return the seconds within which a first token is to come."""
+    return next(seconds for edge, seconds in TTFT_LIMITS if num_prompt_tokens <= edge)
 
 
 # --- the map --------------------------------------------------------------------------
@@ -255,8 +277,11 @@ def _of_rule(found: Results, traffic: Traffic, limit: float) -> Claim:
         f"{topology} {_share(found, traffic, _plain(topology, limit), limit):.1%}"
         for topology in TOPOLOGIES
     )
-    needs = traffic.needs(limit)
-    said = f"unified {needs.unified:.2f}, split {needs.prefill:.2f} + {needs.decode:.2f}"
+    needs, kept = traffic.needs(limit), traffic.kept(limit)
+    said = (
+        f"unified {needs.unified:.2f} keep {kept.unified:.0%}, "
+        f"split {needs.prefill:.2f} + {needs.decode:.2f} {kept.split:.0%}"
+    )
     claim = _claim(found, traffic, limit, "the rule's topology, plain", after)
     return replace(claim, note=f"{claim.note}; {traffic.chosen(limit)}: {said}; {each}")
 

@@ -15,6 +15,8 @@ These are the seconds of an instance that a request costs; times requests/s they
 decode batch and the chunk that the prompts need fit into L exactly while the unified ones are
 enough. A split pays where its whole prefillers and decoders are fewer: where L is a small multiple
 of ``base`` and prompts are much of the work.
+
+``kept.py`` says what each keeps where there are too few instances for either.
 """
 
 from __future__ import annotations
@@ -142,19 +144,6 @@ class Needs:
     def num_split(self) -> tuple[int, int]:
         """Whole prefillers and decoders, at least one of each."""
         return _whole(self.prefill), _whole(self.decode)
-
-    def fill(self, num_unified: int) -> float:
-        """Return the share of the time of so many unified instances that is filled."""
-        return self.unified / num_unified
-
-    def best_split(self, num_instances: int) -> tuple[int, int]:
-        """Return the prefillers and decoders, of 2 instances or more, that are filled least."""
-        splits = ((n, num_instances - n) for n in range(1, num_instances))
-        return min(splits, key=lambda split: (self.split_fill(*split), split))
-
-    def split_fill(self, num_prefill: int, num_decode: int) -> float:
-        """Return the share of the fuller stage's time that is filled."""
-        return max(self.prefill / num_prefill, self.decode / num_decode)
 
 
 def _whole(need: float) -> int:

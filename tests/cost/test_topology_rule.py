@@ -86,14 +86,6 @@ def test_a_split_needs_fewer_where_the_limit_is_a_small_multiple_of_the_base() -
     assert (loose.num_unified, loose.num_split) == (3, (2, 1))
 
 
-def test_the_best_split_fills_the_fuller_stage_least() -> None:
-    needs = Needs(9.9, 2.4, 1.2)
-    assert needs.best_split(4) == (2, 2)  # 3 + 1 is as full: the fewer prefillers
-    assert Needs(9.9, 2.0, 2.0).best_split(4) == (2, 2)
-    assert needs.split_fill(2, 2) == pytest.approx(1.2)
-    assert needs.fill(4) == pytest.approx(9.9 / 4)
-
-
 def test_nobody_needs_one_instance_of_each_all_the_same() -> None:
     needs = Needs.of(Demand.of(0.0, 0.0, 0.0), ROUND, 0.02)
     assert (needs.num_unified, needs.num_split) == (1, (1, 1))

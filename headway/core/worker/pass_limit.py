@@ -14,15 +14,9 @@ from headway.core.worker.fair_chunk import prompts_of
 from headway.core.worker.lifecycle import Stage
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
+from headway.cost.kept import LEAST_FOR_PROMPTS, PLANNED_PASS
 from headway.cost.pass_time import PassTime
 from headway.request import Phase
-
-_PLANNED = 0.95
-"""Share of the promised time that a pass is planned with: its fit errs by a few percent."""
-_LEAST = 0.25
-"""Seconds that prompts have in any case for each second of decoding beside them: a fifth of a pass.
-So it keeps the promise until decoding alone takes four fifths of that, and no reader, whatever its
-class, makes others' prompts crawl."""
 
 
 def prompt_tokens_within(unit: WorkerUnit, pass_time: PassTime) -> float:
@@ -35,7 +29,7 @@ def prompt_tokens_within(unit: WorkerUnit, pass_time: PassTime) -> float:
         return inf
     prompts = [sequence for _, sequence in prompts_of(unit)]
     limit = min(map(_promised, unit.sequences.values()), default=inf) if prompts else inf
-    if limit == inf or pass_time.seconds(0, 0, 1, 1) >= _PLANNED * limit:
+    if limit == inf or pass_time.seconds(0, 0, 1, 1) >= PLANNED_PASS * limit:
         return inf
     batch = unit.batch
     num_decoding, kv_tokens = (batch.num_requests, batch.kv_tokens) if batch else (0, 0)
@@ -44,7 +38,7 @@ def prompt_tokens_within(unit: WorkerUnit, pass_time: PassTime) -> float:
             num_decoding += 1
             kv_tokens += sequence.kv.num_computed
     decoding = pass_time.seconds(0, 0, num_decoding, kv_tokens)
-    left = max(_PLANNED * limit - decoding, _LEAST * decoding)
+    left = max(PLANNED_PASS * limit - decoding, LEAST_FOR_PROMPTS * decoding)
     longest = max(max(s.kv.num_computed, s.kv.num_hit_tokens) for s in prompts)
     per_token = pass_time.per_prefill_token + pass_time.per_prefill_context * longest
     return max(1.0, left / per_token)

@@ -1,6 +1,6 @@
 """``headway``: unified instances, and prefillers and decoders where these are fewer.
 
-``headway.cost.topology`` has the rule, ``docs/topology.md`` what it predicts. It decides by the
+``headway.cost.kept`` has the rule, ``docs/topology.md`` what it predicts. It decides by the
 mean traffic of a minute, the strictest promise between tokens of what came in that minute, and the
 profile's pass times as far as live passes confirm them. A split is sized as by ``tokenscale``, its
 decoders for passes that keep the promise.
@@ -14,9 +14,11 @@ from math import fsum, inf
 
 from headway.bounds import between, over
 from headway.cost.costs import Constant, Source
+from headway.cost.kept import Pledge, kept_by, pays_split
 from headway.cost.schema import Profile
 from headway.cost.topology import Demand, Needs, is_kept_by
 from headway.policies.answer import Answer
+from headway.policies.dispatch.feasibility import TtftSlos
 from headway.policies.scaling.fixed import MAX_INSTANCES
 from headway.policies.scaling.pool import Bounds, Pool
 from headway.policies.scaling.pools import Need
@@ -24,6 +26,7 @@ from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Targets
 from headway.policies.scaling.tokenscale import TokenScale, TokenScaleParams
 from headway.policies.scaling.window import WindowMean, WindowPeak
 
+_SLOS = TtftSlos()
 _KEPT = 0.98
 """Weight that earlier passes keep with each sample of an instance's."""
 
@@ -42,7 +45,8 @@ class TopologyParams(TokenScaleParams):
     ``max_unified``: unified instances at most; 0: prefillers and decoders alone, as ``tokenscale``.
     ``inter_token_limit``: seconds between the tokens of all requests (None: the strictest promise
     of the classes that come). ``choice_window``: seconds of traffic that the choice reads.
-    ``gain``: the share by which one topology must need less than the other before it is left.
+    ``gain``: the share by which one topology must need less than the other before it is left, or
+    keep more requests in time.
     """
 
     max_unified: int = between(0, MAX_INSTANCES, default=0)
@@ -192,28 +196,32 @@ class HeadwayScaling(TokenScale):
 
     def _choose(self, now: float) -> str:
         """Choose the topology, and say why: it changes when the other was better for a while."""
-        needs = self._needs()
-        if not self._other_is_better(needs):
+        if self._is_better_split() == self._is_split:
             self._better_since = inf
         else:
             self._better_since = min(self._better_since, now)
             if now - self._better_since >= max(self._own.hold_down, self._start_up):
                 self._is_split, self._better_since = not self._is_split, inf
-        return self._said(needs)
+        return self._said(self._needs())
 
-    def _other_is_better(self, needs: Needs) -> bool:
-        """Return whether the other topology needs fewer instances, ``gain`` taken off its word.
+    def _is_better_split(self) -> bool:
+        """Return whether instances are to be split now."""
+        own = self._own
+        return pays_split(
+            self._demand(),
+            self._deployed(),
+            self._goal,
+            own.max_unified,
+            planned=own.target_utilisation,
+            gain=own.gain,
+            is_split=self._is_split,
+        )
 
-        Where neither is enough, the one that is less overfull is better.
-        """
-        most, wary = self._own.max_unified, needs.over(1 - self._own.gain)
-        split, unified = (wary, needs) if not self._is_split else (needs, wary)
-        num_split, num_unified = sum(split.num_split), unified.num_unified
-        if min(num_split, num_unified) > most >= 2:
-            fill = split.split_fill(*split.best_split(most)), unified.fill(most)
-        else:
-            fill = num_split, num_unified
-        return fill[1] < fill[0] if self._is_split else fill[0] < fill[1]
+    @property
+    def _goal(self) -> Pledge:
+        """Return what the choice is to keep; first tokens as dispatch plans with them."""
+        first_token = _SLOS.ttft_slo(round(self._demand().prompt_tokens))
+        return Pledge(self._kept_limit, first_token, self._own.choice_window)
 
     def _said(self, needs: Needs) -> str:
         """Return both sides of the inequality with their sources."""
@@ -228,11 +236,15 @@ class HeadwayScaling(TokenScale):
         is_measured = any(factor != 1.0 for factor in factors)
         times = "pass times measured" if is_measured else "pass times by profile"
         num_prefill, num_decode = needs.num_split
+        most, keeps = self._own.max_unified, ""
+        if min(needs.num_unified, num_prefill + num_decode) > most >= 2:
+            shares = kept_by(self._demand(), self._deployed(), self._goal, most)
+            keeps = f"; {most} keep {shares.unified:.0%} and {shares.split:.0%} in time"
         return (
             f"{'split' if self._is_split else 'unified'}: {within}, {times}, unified "
             f"{needs.unified:.2f} = {needs.num_unified}, split {needs.prefill:.2f} + "
             f"{needs.decode:.2f} = {num_prefill} + {num_decode} (the other has to need fewer with "
-            f"{self._own.gain:.0%} off)"
+            f"{self._own.gain:.0%} off){keeps}"
         )
 
     # --- how many ---------------------------------------------------------------------
