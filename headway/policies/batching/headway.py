@@ -62,6 +62,9 @@ class HeadwayParams(Bounded):
     unread_wait: float | None = at_least(0, default=None)
     """T: seconds after its turn from which who has no reader ranks beside critical readers. inf:
     never, so that readers are in time whoever waits. None: ℓ as measured, so that nobody pays."""
+    lag_weight: float = between(0, 1000, default=1.0)
+    """T as a multiple of ℓ, where it is measured. With 2 chats begin sooner, and in a burst of
+    overload the tails of all others hardly change; their means do."""
     promise: float = between(0, 1e6, default=10.0)
     """Seconds to a first answering token, where no class promises them: T before ℓ is measured."""
     reserve: float = between(0, 0.5, default=0.02)
@@ -118,8 +121,8 @@ class Headway(Batching, CostReader):
         found = [] if self._per_prompt is None else [self._per_prompt]
         if params.unread_wait is not None:
             found.append(Constant(UNREAD_WAIT, params.unread_wait, Source.GIVEN))
-        elif lag.seconds is not None:
-            found.append(Constant(UNREAD_WAIT, lag.seconds, Source.MEASURED))
+        elif (measured := self._measured_wait) is not None:
+            found.append(Constant(UNREAD_WAIT, measured, Source.MEASURED))
         else:
             found.append(Constant(UNREAD_WAIT, params.promise, Source.PROMISE))
         if lag.seconds is not None:
@@ -177,10 +180,15 @@ class Headway(Batching, CostReader):
             return joined_at
         wait = self._params.unread_wait
         if wait is None:
-            wait = self._lag.seconds
+            wait = self._measured_wait
         if wait is None and isfinite(candidate.answer_due_at):
             wait = max(0.0, candidate.answer_due_at - candidate.due_at)
         return self._turn(candidate) + (self._params.promise if wait is None else wait)
+
+    @property
+    def _measured_wait(self) -> float | None:
+        lag = self._lag.seconds
+        return None if lag is None else self._params.lag_weight * lag
 
     def _turn(self, candidate: Candidate) -> float:
         """Return the instant by which it is ordered: the long come later, and so do prompts."""
