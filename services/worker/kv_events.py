@@ -151,7 +151,9 @@ def _events_of(told: TellKv, numbers: Mapping[str, int]) -> list[dict[str, objec
             "medium": _MEDIUM,
             "lora_name": change.adapter or None,
         }
-        if change.salt and change.parent is None:
-            event["extra_keys"] = [(change.salt,), *[None] * (len(names) - 1)]
+        own = (change.adapter,) if change.adapter else ()
+        salt = (change.salt,) if change.salt and change.parent is None else ()
+        if own or salt:
+            event["extra_keys"] = [(*own, *salt) or None, *[own or None] * (len(names) - 1)]
         events.append(event)
     return events

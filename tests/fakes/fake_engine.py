@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from threading import Event
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.cluster import Adapter
 from headway.engine import Buffer, EngineInfo, KvMemory, PassFailure
 from headway.errors import invalid
 from headway.forward_pass import PENDING, ForwardPass, HiddenStates, PassItem, PassResult, Sampled
@@ -33,6 +34,7 @@ class FakeEngine:
         block_size: int = 16,
         num_host_blocks: int = 0,
         max_model_len: int = 1024,
+        adapters: Iterable[str] = (),
     ) -> None:
         self.info = EngineInfo(
             num_blocks=num_blocks,
@@ -43,6 +45,7 @@ class FakeEngine:
             eos_token_ids=(),
             dtype="float32",
             kernels="fake",
+            adapters=tuple(Adapter(name, "fake") for name in sorted(adapters)),
         )
         self._kv = np.full((num_blocks, block_size), -1.0, np.float32)
         self._host = np.full((num_host_blocks, block_size), -1.0, np.float32)
@@ -191,7 +194,8 @@ def load_fake(config: WorkerConfig) -> FakeEngine:
     """In place of ``services.worker.loading.load_backend``."""
     block_bytes = config.tokens_per_block * TOKEN_BYTES
     num_host_blocks = int(config.host_kv_gib * 2**30) // block_bytes
-    return FakeEngine(config.dp * config.num_blocks, config.tokens_per_block, num_host_blocks, 2048)
+    num_blocks = config.dp * config.num_blocks
+    return FakeEngine(num_blocks, config.tokens_per_block, num_host_blocks, 2048, config.lora)
 
 
 def _filled_in(item: PassItem, drawn: dict[StreamKey, int]) -> PassItem:

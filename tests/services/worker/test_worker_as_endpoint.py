@@ -77,10 +77,10 @@ class _Running:
         self.ports, self.metrics = ports, metrics
         self._num_sent = 0
 
-    async def serve(self, prompt: tuple[int, ...], salt: str = "") -> None:
+    async def serve(self, prompt: tuple[int, ...], salt: str = "", adapter: str = "") -> None:
         self._num_sent += 1
         request = make_request(self._sink[1], self._num_sent)
-        request = replace(request, prompt_token_ids=prompt, cache_salt=salt)
+        request = replace(request, prompt_token_ids=prompt, cache_salt=salt, adapter=adapter)
         await self._leader.send(Dispatch(self._num_sent, (UnitBatch(0, (request,)),)))
         async with asyncio.timeout(30):
             for _ in range(4):
@@ -114,8 +114,8 @@ async def endpoints() -> AsyncIterator[Endpoints]:
 async def running(store_url: str, cluster: str, sink: tuple[Sink, str]) -> AsyncIterator[_Running]:
     ports = _free_ports(2)
     kv, replay = (f"tcp://127.0.0.1:{port}" for port in ports)
-    options = {"engine": "fake", "kv_events": kv, "kv_events_replay": replay}
-    options["kv_events_topic"] = "kv@10.0.0.1@m"
+    options: dict[str, Any] = {"engine": "fake", "kv_events": kv, "kv_events_replay": replay}
+    options |= {"kv_events_topic": "kv@10.0.0.1@m", "lora": {"poems": "x", "sql": "y"}}
     async with served(store_url, cluster, **options) as (stub, runtime):
         leader = Leader(stub, 1)
         await leader.greet()
@@ -152,12 +152,22 @@ async def test_the_pickers_watcher_knows_the_prompts_that_a_worker_has_cached(
     assert all(changed.is_complete for changed in _changes(posted))
 
 
-async def test_events_have_the_layout_of_vllm(running: _Running) -> None:
+@pytest.mark.parametrize(
+    ("salt", "adapter", "number", "extra_keys"),
+    [
+        ("s", "", None, [("s",), None]),
+        ("", "sql", 2, [("sql",), ("sql",)]),
+        ("s", "poems", 1, [("poems", "s"), ("poems",)]),
+    ],
+)
+async def test_events_have_the_layout_of_vllm(
+    running: _Running, salt: str, adapter: str, number: int | None, extra_keys: list[Any]
+) -> None:
     context = zmq.asyncio.Context.instance()
     with context.socket(zmq.REQ) as asking:  # as vLLM's own example asks for a replay
         asking.linger = 0
         asking.connect(f"tcp://127.0.0.1:{running.ports[1]}")
-        await running.serve(tuple(range(40)), salt="s")
+        await running.serve(tuple(range(40)), salt, adapter)
         await asking.send((0).to_bytes(8, "big"))
         async with asyncio.timeout(30):
             topic, sequence, payload = await asking.recv_multipart()
@@ -168,7 +178,8 @@ async def test_events_have_the_layout_of_vllm(running: _Running) -> None:
     assert batch.data_parallel_rank == 0
     assert (stored.block_size, stored.medium) == (16, "GPU")
     assert stored.parent_block_hash is None
-    assert stored.extra_keys == [("s",), None]
+    assert stored.extra_keys == extra_keys
+    assert (stored.lora_id, stored.lora_name) == (number, adapter or None)
     assert stored.token_ids == list(range(32))
     assert len(stored.block_hashes) == len(stored.extra_keys)
 
@@ -198,6 +209,8 @@ async def test_a_workers_metrics_have_vllms_names(running: _Running) -> None:
         assert float(values[f"vllm:{name}{labels}"]) == 0.0
     model = '{model_name="headway-mini"}'
     assert float(values[f"vllm:prefix_cache_queries_total{model}"]) == 40
+    adapters = 'max_lora="2",model_name="headway-mini",running_lora_adapters=""'
+    assert f'vllm:lora_requests_info{{{adapters},waiting_lora_adapters=""}}' in values
     assert float(values[f"vllm:prefix_cache_hits_total{model}"]) == 0
     assert float(values[f"vllm:request_prefill_time_seconds_count{model}"]) == 1
 
