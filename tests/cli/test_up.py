@@ -52,6 +52,8 @@ def said_of(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
         (("--prefill", "0"), "cannot answer anything"),
         (("--prefill", "one"), "invalid int value: 'one'"),
         (("--standby", "1"), "it is for --autoscale"),
+        (("--lora", "sql"), "--lora is 'sql'; it must be NAME=FOLDER"),
+        (("--lora", "sql=x"), "adapter 'sql': 'x' is no folder of a LoRA adapter"),
         (("--dtype", "float8"), "float8"),
         (("--modle", "x"), "unknown argument --modle: did you mean --model"),
         (("--host-kv-gib", "2"), "did you mean --worker.host-kv-gib?"),
@@ -210,6 +212,14 @@ def test_other_certificates_are_used_where_they_are_given(tmp_path: Path) -> Non
         cluster = LocalCluster(up.parse(flags), tmp_path / "run")
         assert cluster.config.tls_cert == (given / "supervisor/cert.pem").absolute()
     assert not (tmp_path / "run" / "certs").exists()
+
+
+def test_adapters_reach_the_gateway_and_every_worker() -> None:
+    options = up.parse(["--lora", "sql=a=b, c", "--lora", "org/poems=d"])
+    for spec in process_specs(options, num_cores=1):
+        config = read_config(CONFIGS[spec.service], spec.flags)
+        if isinstance(config, GatewayConfig | WorkerConfig):
+            assert config.lora == {"sql": "a=b, c", "org/poems": "d"}
 
 
 def test_a_value_needs_a_flag_before_it() -> None:

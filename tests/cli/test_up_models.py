@@ -29,6 +29,7 @@ predictor = "P"
 max_model_len = 128
 tool_call_parser = "hermes"
 worker = { dp = 2, prefix-caching = false, max_running = 3 }
+lora = { sql = "there" }
 """
 
 
@@ -58,6 +59,8 @@ def test_each_model_has_its_workers_and_the_gateway_all_models(tmp_path: Path) -
     b = configs["unified-2"]
     assert (b.model_name, b.dp, b.prefix_caching, b.max_model_len) == ("org/b", 2, False, 128)
     assert b.max_running == 3
+    assert [one.lora for one in gateway.by_model()] == [{}, {"sql": "there"}]
+    assert [c.lora for c in configs.values()] == [{}, {}, {"sql": "there"}, {"sql": "there"}]
     a = configs["decode-1"]
     assert (a.model_name, a.dp, a.prefix_caching, a.max_model_len) == ("a", 1, True, 0)
     predictors = specs["predictor"].flags
