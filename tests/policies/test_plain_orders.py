@@ -12,11 +12,13 @@ from headway.cost.costs import Costs
 from headway.errors import HeadwayError
 from headway.policies.batching.chats_first import ChatsFirst
 from headway.policies.batching.hrrn import Hrrn, HrrnParams
+from headway.policies.batching.jitserve import Jitserve
 from headway.policies.batching.lpm import Lpm, LpmParams
 from headway.policies.batching.qoserve import Qoserve, QoserveParams
 from headway.policies.batching.shortest_prefix import ShortestPrefix, ShortestPrefixParams
 from headway.policies.batching.slo_deadline import SloDeadline, SloDeadlineParams
 from headway.policies.batching.slo_queue import SloQueue
+from headway.policies.batching.split import Split, SplitParams
 from headway.policies.batching.wfq import Wfq, WfqParams
 from headway.request import Phase
 from tests.fakes.candidates import Queued, served
@@ -180,3 +182,32 @@ def test_a_class_that_was_away_gets_no_arrears() -> None:
     late, next_chat = Queued(98, 60.0, reasons=True), Queued(99, 59.0)
     assert served(policy, [late, next_chat]) == [98, 99]
     assert policy.rank(late, now=0.0).rank[1] >= policy.rank(chats[-1], now=0.0).rank[1]
+
+
+def test_jitserve_serves_the_least_slack_first_and_who_is_late_last() -> None:
+    reader = Queued(1, 0.0, phase=Phase.ANSWERING, in_hand_until=3.0)
+    chat = Queued(2, 0.5, opens_answer=True)  # its first token is due at 1.5 s
+    late = Queued(3, -9.0, opens_answer=True)
+    unread = Queued(4, 0.0, is_read=False, predicted_remaining=560.0)
+    # 560 tokens are taken for 840, which is 42 s: too late for 30 s. Half done, 28 s are too late.
+    assert served(Jitserve(), [unread, late, reader, chat], now=1.0) == [2, 1, 4, 3]
+    relaxed = Queued(5, 0.0, is_read=False, predicted_remaining=280.0, num_output_tokens=280)
+    assert served(Jitserve(), [relaxed, reader], now=1.0) == [1, 5]  # it has to go on at 12.5 s
+
+
+def test_split_has_one_place_for_the_oldest_large_request() -> None:
+    short, long = Queued(1, 5.0, true_remaining=10), Queued(2, 1.0, true_remaining=3000)
+    longer, older = Queued(3, 2.0, true_remaining=5000), Queued(4, 0.0, true_remaining=500)
+    policy = Split()
+    for each in (short, long, longer, older):
+        policy.rank(each, now=9.0)
+    assert served(policy, [longer, older, short, long], now=9.0) == [2, 1, 4, 3]
+    policy.forget(long.key)
+    assert served(policy, [longer, older, short], now=9.0) == [3, 1, 4]
+
+
+def test_split_takes_what_was_served_for_the_size_of_an_unknown_request() -> None:
+    unknown = Queued(1, 0.0, attained_tokens=120)
+    short = Queued(2, 1.0, true_remaining=10)
+    assert served(Split(), [unknown, short]) == [2, 1]
+    assert served(Split(SplitParams(large_tokens=100)), [unknown, short]) == [1, 2]
