@@ -134,7 +134,7 @@ async def test_uniboost_preempts_for_better_requests_and_is_told_a_fitted_gamma(
 
         async def is_told() -> bool:
             """More at once than the blocks hold, so that some wait for more than a second."""
-            await asyncio.gather(*(generate(running, 150) for _ in range(12)))
+            await asyncio.gather(*(generate(running, 40) for _ in range(60)))
             return await running.metric("headway_worker_gamma_per_s", "unified-1") > 0
 
         await until(is_told, 300.0)
@@ -144,7 +144,7 @@ async def test_uniboost_preempts_for_better_requests_and_is_told_a_fitted_gamma(
 
 async def test_star_moves_running_requests_to_where_there_is_less_to_come(start: Start) -> None:
     options = {
-        "rescheduling_params": '{"interval": 0.1, "rest": 60.0, "step_tokens": 64}',
+        "set": "rescheduling.interval=0.1,rescheduling.rest=60,rescheduling.step_tokens=64",
         "predict_every": 0,  # lengths by like requests: those below end where no model would
     }
     flags = ("--prefill", "0", "--decode", "0", "--unified", "2")
@@ -164,8 +164,7 @@ async def test_star_moves_running_requests_to_where_there_is_less_to_come(start:
 
 
 async def test_pascal_moves_answers_and_paces_them_unless_told_otherwise(start: Start) -> None:
-    options = {"pacing_params": '{"tpot": 0.2}'}
-    async with start("pascal", "--decode", "2", **options) as running:
+    async with start("pascal", "--decode", "2", set="pacing.tpot=0.2") as running:
         before = await running.metric("headway_gateway_paced_tokens")
         assert await answer(running, extra_body={"headway": {"pacing": False}}) == ANSWER
         assert await running.metric("headway_gateway_paced_tokens") == before
