@@ -6,7 +6,7 @@ from proof.mutants.mutation import Mutation
 
 _ENGINE_GRAMMAR_TESTS = "tests/services/worker/test_engine_grammar.py"
 _JOURNAL_TESTS = "tests/services/scheduler/test_journal.py"
-_LEADERSHIP_INSTANTS_TESTS = "tests/services/scheduler/test_leadership_instants.py"
+_LEADERSHIP_TESTS = "tests/services/scheduler/test_leadership.py"
 _MEMBERSHIP_TESTS = "tests/services/runtime/test_membership.py"
 _REQUIRE_ID_TESTS = "tests/services/runtime/identity/test_require_id.py"
 _SCHEDULER_SERVICE_TESTS = "tests/services/scheduler/test_scheduler_service.py"
@@ -19,14 +19,14 @@ SHELLS = (
         "services/scheduler/leadership.py",
         "return self._held_until - self._ttl * _MARGIN",
         "return self._held_until",
-        (_LEADERSHIP_INSTANTS_TESTS,),
+        (_LEADERSHIP_TESTS,),
     ),
     Mutation(
         "a lease from its answer on",
         "services/scheduler/leadership.py",
         "self._held_until = asked_at + self._ttl",
         "self._held_until = self._clock.now() + 2 * self._ttl",
-        (_LEADERSHIP_INSTANTS_TESTS,),
+        (_LEADERSHIP_TESTS,),
     ),
     Mutation(
         "a resigned lease is not released",

@@ -1,22 +1,230 @@
-"""The leader's lease on a real store: a hiccup ends no term, an outage does."""
+"""The leader's lease: a hiccup of the store ends no term, an outage does."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from random import Random
 from typing import IO
 
 import pytest
-import redis.asyncio as redis
 
+from proof.vopr.loop import ProcessLife, VirtualLoop
+from proof.vopr.store import MemoryClient, MemoryRedis
+from proof.vopr.world import EPOCH, VirtualClock
 from services.local.store import LocalStore
-from services.runtime.clock import Clock
 from services.runtime.store import Store
 from services.scheduler.leadership import Leadership
 
-TTL = 4.0
+TTL = 2.0
+
+
+class Election:
+    """Candidates on hosts whose clocks differ, on virtual time, and who of them leads, by name.
+
+    Where the store ``forgets``, two may lead for a moment: their tokens differ.
+    """
+
+    def __init__(self, seed: int = 0, *, forgets: bool = False) -> None:
+        self.loop = VirtualLoop()
+        self._forgets = forgets
+        self.rng = Random(seed)
+        self.server = MemoryRedis(self.loop, self.rng, EPOCH, lambda state: None)
+        self.store = Store(MemoryClient(self.server).as_redis(), "c")
+        self.leads: dict[str, int] = {}
+        self.tokens: list[int] = []
+        self.num_deposed = 0
+        self.deposed_at = 0.0
+        self.candidates: list[Leadership] = []
+
+    def stand(self, name: str) -> Leadership:
+        async def elected(token: int) -> None:
+            assert self._forgets or not self.leads, f"{name} is elected while {self.leads} leads"
+            self.leads[name] = token
+            self.tokens.append(token)
+
+        async def deposed() -> None:
+            del self.leads[name]
+            self.num_deposed += 1
+            self.deposed_at = self.loop.time()
+
+        candidate = Leadership(
+            self.store,
+            name,
+            f"{name}:1",
+            TTL,
+            VirtualClock(self.loop, self.rng.uniform(-300, 300)),
+            elected=elected,
+            deposed=deposed,
+            draw=self.rng.randbytes,
+        )
+        candidate.start()
+        self.candidates.append(candidate)
+        return candidate
+
+    async def pause(self, seconds: float) -> None:
+        """The store answers nobody for so long."""
+        self.server.is_away += 1
+        await asyncio.sleep(seconds)
+        self.server.is_away -= 1
+
+    def run(self, work: Callable[[], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            await work()
+            for candidate in self.candidates:
+                await candidate.stop()
+
+        self.loop.run_until_complete(self.loop.start(ProcessLife(self.loop, "all"), whole()))
+        self.loop.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(40):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def renewed(leadership: Leadership) -> None:
+    """Until its lease has just been renewed."""
+    held_until = leadership._held_until
+    await until(lambda: leadership._held_until > held_until)
+
+
+def test_a_hiccup_of_the_store_ends_no_term() -> None:
+    election = Election()
+
+    async def work() -> None:
+        leader = election.stand("one")
+        await until(lambda: leader.leads)
+        await renewed(leader)
+        await election.pause(TTL * 0.5)  # a renewal does not come through
+        await renewed(leader)
+        assert leader.leads
+        assert (len(election.tokens), election.num_deposed) == (1, 0)
+
+    election.run(work)
+
+
+def test_an_outage_ends_the_term_before_another_can_begin() -> None:
+    election = Election()
+
+    async def work() -> None:
+        leader = election.stand("one")
+        await until(lambda: leader.leads)
+        await election.pause(TTL * 1.5)
+        assert election.num_deposed == 1
+        await until(lambda: leader.leads)
+        assert election.tokens == sorted(set(election.tokens))
+        assert len(election.tokens) == 2
+
+    election.run(work)
+
+
+def test_a_leader_that_cannot_renew_steps_down_a_margin_before_its_lease_ends() -> None:
+    election = Election()
+
+    async def work() -> None:
+        leader = election.stand("one")
+        await asyncio.sleep(10.0)
+        assert leader.leads
+        election.server.is_away += 1
+        await asyncio.sleep(2 * TTL)
+        assert not leader.leads
+        left = leader._held_until - leader._clock.now()
+        early = election.loop.time() + left - election.deposed_at
+        assert 0.04 * TTL < early < 0.5 * TTL  # it looks twenty times in a lease
+
+    election.run(work)
+
+
+def test_a_leader_whose_store_loses_its_data_leads_on() -> None:
+    election = Election()
+
+    async def work() -> None:
+        leader = election.stand("one")
+        for _ in range(3):
+            await until(lambda: leader.leads)
+            await renewed(leader)
+            assert leader.leads
+            assert election.num_deposed == len(election.tokens) - 1
+            election.server.wipe()
+
+    election.run(work)
+    assert election.tokens == sorted(set(election.tokens))
+
+
+def test_a_leader_that_resigns_lets_another_lead() -> None:
+    election = Election()
+
+    async def work() -> None:
+        one, two = election.stand("one"), election.stand("two")
+        await until(lambda: one.leads or two.leads)
+        first, second = (one, two) if one.leads else (two, one)
+        began_at = election.loop.time()
+        first.resign("all workers refuse it")
+        await until(lambda: second.leads)
+        assert not first.leads
+        assert election.loop.time() - began_at < TTL  # the lease was released
+
+    election.run(work)
+
+
+def test_one_of_two_leads_and_the_other_follows_it() -> None:
+    election = Election()
+
+    async def work() -> None:
+        one, two = election.stand("one"), election.stand("two")
+        await until(lambda: one.leads or two.leads)
+        first, second = (one, two) if one.leads else (two, one)
+        await first.stop()
+        await until(lambda: second.leads)
+        assert election.num_deposed == 1
+
+    election.run(work)
+
+
+def test_a_follower_that_wins_after_a_loss_of_data_has_a_newer_token() -> None:
+    election = Election(forgets=True)
+    seen: list[int] = []
+
+    async def work() -> None:
+        one, two = election.stand("one"), election.stand("two")
+        await until(lambda: one._seen > 0 and two._seen > 0)
+        seen.append(min(one._seen, two._seen))
+        for _ in range(3):
+            election.server.wipe()
+            await until(lambda: min(one._seen, two._seen) > seen[-1])  # both know it
+            seen.append(min(one._seen, two._seen))
+
+    election.run(work)
+    assert seen == sorted(set(seen))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_two_of_three_lead_in_ten_minutes_of_outages_and_resignations(seed: int) -> None:
+    election = Election(seed)
+    rng, server = election.rng, election.server
+
+    async def work() -> None:
+        for name in "abc":
+            election.stand(name)
+        while election.loop.time() < 600:
+            await asyncio.sleep(rng.uniform(1, 8))
+            chance = rng.random()
+            if chance < 0.3:
+                await election.pause(rng.uniform(0.1, 5))
+            elif chance < 0.4:
+                server.extra_delay = rng.choice((0.0, 0.3, 1.5))
+            elif chance < 0.6:
+                rng.choice(election.candidates).resign("it is told to")
+        server.extra_delay = 0.0
+        await asyncio.sleep(4 * TTL)
+        assert len(election.leads) == 1
+
+    election.run(work)
+    assert len(election.tokens) > 10
+    assert election.tokens == sorted(set(election.tokens))
 
 
 @pytest.fixture
@@ -30,72 +238,6 @@ def own_store() -> Iterator[str]:
 def full_disk() -> Iterator[IO[bytes]]:
     with open("/dev/full", "wb") as file:
         yield file
-
-
-class Terms:
-    """What a scheduler was told: its fencing tokens, and how often it was deposed."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.num_deposed = 0
-
-    async def elected(self, token: int) -> None:
-        self.tokens.append(token)
-
-    async def deposed(self) -> None:
-        self.num_deposed += 1
-
-
-@asynccontextmanager
-async def standing(
-    url: str, cluster: str, name: str, ttl: float = TTL
-) -> AsyncIterator[tuple[Leadership, Terms]]:
-    store, terms = await Store.connect(url, cluster), Terms()
-    leadership = Leadership(
-        store, name, "s:1", ttl, Clock(), elected=terms.elected, deposed=terms.deposed
-    )
-    leadership.start()
-    try:
-        yield leadership, terms
-    finally:
-        await leadership.stop()
-        await store.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(40):
-        while not condition():
-            await asyncio.sleep(0.02)
-
-
-async def pause(url: str, seconds: float) -> None:
-    """The store answers nobody for so long."""
-    async with redis.from_url(url) as client:
-        await client.client_pause(int(1000 * seconds), all=True)
-
-
-async def test_a_hiccup_of_the_store_ends_no_term(own_store: str, cluster: str) -> None:
-    async with standing(own_store, cluster, "one") as (leadership, terms):
-        await until(lambda: leadership.leads)
-        held_until = leadership._held_until
-        await until(lambda: leadership._held_until > held_until)  # it has just been renewed
-        held_until = leadership._held_until
-        await pause(own_store, TTL * 0.7)  # two renewals do not come through
-        await until(lambda: leadership._held_until > held_until)
-        assert leadership.leads
-        assert (len(terms.tokens), terms.num_deposed) == (1, 0)
-
-
-async def test_an_outage_ends_the_term_before_another_can_begin(
-    own_store: str, cluster: str
-) -> None:
-    async with standing(own_store, cluster, "one") as (leadership, terms):
-        await until(lambda: leadership.leads)
-        await pause(own_store, TTL * 1.5)
-        await until(lambda: terms.num_deposed == 1)
-        await until(lambda: leadership.leads)
-        assert len(terms.tokens) == 2
-        assert terms.tokens[1] > terms.tokens[0]
 
 
 async def test_a_scheduler_whose_disk_is_full_takes_over(
@@ -121,62 +263,3 @@ async def test_a_scheduler_whose_disk_is_full_takes_over(
         process.terminate()
         assert await process.wait() == 0
         await store.close()
-
-
-async def test_a_leader_whose_store_loses_its_data_leads_on(own_store: str, cluster: str) -> None:
-    async with (
-        redis.from_url(own_store) as client,
-        standing(own_store, cluster, "one", 1.0) as (leadership, terms),
-    ):
-        for _ in range(3):
-            await until(lambda: leadership.leads)
-            held_until = leadership._held_until
-            await until(lambda since=held_until: leadership._held_until > since)  # type: ignore[misc]
-            assert leadership.leads
-            assert terms.num_deposed == len(terms.tokens) - 1
-            await client.flushall()
-        assert terms.tokens == sorted(set(terms.tokens))
-
-
-async def test_a_leader_that_resigns_lets_another_lead(own_store: str, cluster: str) -> None:
-    async with (
-        standing(own_store, cluster, "one") as (one, _),
-        standing(own_store, cluster, "two") as (two, _),
-    ):
-        await until(lambda: one.leads or two.leads)
-        first, second = (one, two) if one.leads else (two, one)
-        began_at = asyncio.get_running_loop().time()
-        first.resign("all workers refuse it")
-        await until(lambda: second.leads)
-        assert not first.leads
-        assert asyncio.get_running_loop().time() - began_at < TTL  # the lease was released
-
-
-async def test_one_of_two_leads_and_the_other_follows_it(own_store: str, cluster: str) -> None:
-    async with (
-        standing(own_store, cluster, "one") as (one, _),
-        standing(own_store, cluster, "two") as (two, terms),
-    ):
-        await until(lambda: one.leads or two.leads)
-        assert not (one.leads and two.leads)
-        first, second = (one, two) if one.leads else (two, one)
-        await first.stop()
-        await until(lambda: second.leads)
-        assert terms.num_deposed <= 1
-
-
-async def test_a_follower_that_wins_after_a_loss_of_data_has_a_newer_token(
-    own_store: str, cluster: str
-) -> None:
-    async with (
-        standing(own_store, cluster, "one") as (one, _),
-        standing(own_store, cluster, "two") as (two, _),
-    ):
-        await until(lambda: one._seen > 0 and two._seen > 0)
-        tokens = [min(one._seen, two._seen)]
-        async with redis.from_url(own_store) as client:
-            for _ in range(3):
-                await client.flushall()
-                await until(lambda: min(one._seen, two._seen) > tokens[-1])  # both know it
-                tokens.append(min(one._seen, two._seen))
-    assert tokens == sorted(set(tokens))
