@@ -40,11 +40,12 @@ def is_compared(claims: list[Claim]) -> bool:
 
 
 def test_sbs_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sbs, "NUM_REQUESTS", 110)
+    monkeypatch.setattr(sbs, "NUM_REQUESTS", 30)
+    monkeypatch.setattr(sbs, "NUM_WARM_UP", 20)
     few = {name: replace(s, num_requests=0) for name, s in sbs.SET_UPS.items()}
     monkeypatch.setattr(sbs, "SET_UPS", MappingProxyType(few))
-    monkeypatch.setattr(sbs_decode, "NUM_PASSES", 30)
-    monkeypatch.setattr(sbs_decode, "NUM_WARM_UP", 10)
+    monkeypatch.setattr(sbs_decode, "NUM_PASSES", 12)
+    monkeypatch.setattr(sbs_decode, "NUM_WARM_UP", 4)
     claims = sbs.reproduce([1], 1)
     assert len(claims) == 55
     assert is_told(claims)
@@ -52,7 +53,7 @@ def test_sbs_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_uniboost_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uniboost, "SECONDS", {False: 120.0, True: 120.0})
+    monkeypatch.setattr(uniboost, "SECONDS", {False: 40.0, True: 40.0})
     monkeypatch.setattr(uniboost, "NUM_WARM_UP", 5)
     claims = uniboost.reproduce([1], 1)
     assert len(claims) == 78
@@ -61,7 +62,7 @@ def test_uniboost_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_star_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    short = {name: replace(s, seconds=100.0) for name, s in star.SET_UPS.items()}
+    short = {name: replace(s, seconds=50.0) for name, s in star.SET_UPS.items()}
     monkeypatch.setattr(star, "SET_UPS", MappingProxyType(short))
     claims = star.reproduce([1], 1)
     assert len(claims) == 22
@@ -79,8 +80,8 @@ def test_pascal_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tokenscale_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(bursts.DATA_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(bursts, "SECONDS", 4.0)
-    monkeypatch.setattr(tokenscale, "DRAIN", 2.0)
+    monkeypatch.setattr(bursts, "SECONDS", 1.5)
+    monkeypatch.setattr(tokenscale, "DRAIN", 1.0)
     claims = tokenscale.reproduce([1], 1)
     assert len(claims) == 40
     assert is_told(claims)
@@ -115,7 +116,7 @@ def test_the_rows_are_written_with_their_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib", reason="the extra analysis is not installed")
-    monkeypatch.setattr(uniboost, "SECONDS", {False: 120.0, True: 120.0})
+    monkeypatch.setattr(uniboost, "SECONDS", {False: 40.0, True: 40.0})
     monkeypatch.setattr(uniboost, "NUM_WARM_UP", 5)
     rows, plots = tmp_path / "rows.json", tmp_path / "plots"
     command = ["reproduce", "uniboost", "--seeds", "1", "--processes", "1"]
