@@ -25,8 +25,11 @@ def build_wheel(source: Path, into: Path) -> Path:
     for name in ("pyproject.toml", "README.md", *wheel["targets"]["wheel"]["only-include"]):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
-    project = source / "pyproject.toml"  # what is optimised is not tried here, and takes minutes
-    project.write_text(project.read_text("utf-8").replace('opt_level = "1"', 'opt_level = "0"'))
+    project = source / "pyproject.toml"  # neither optimised nor one file, which take minutes
+    options = 'opt_level = "0", debug_level = "0", multi_file = true'
+    text = project.read_text("utf-8")
+    assert 'opt_level = "1"' in text
+    project.write_text(text.replace('opt_level = "1"', options))
     pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation")
     environ = {**os.environ, "HATCH_BUILD_HOOKS_ENABLE": "1"}
     run = subprocess.run(
