@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 SERVES := $(VENV)/.serves
 TESTS := $(VENV)/.tests
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile --durations 25 --durations-min 3
+# Processes that tests start import what others have compiled.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n $(JOBS) --dist loadfile --durations 25 --durations-min 3
 
 .PHONY: up test test-slow install-vllm test-vllm soak night quick lint unit install install-dev compiled lock protos model-eval model-train real-model picker-demo fmt resolves clean
 
