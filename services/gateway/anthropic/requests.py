@@ -128,7 +128,7 @@ class ToolChoice(Fields):
 
     type: Literal["auto", "any", "tool", "none"]
     name: Text | None = None
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = None
 
 
 class Thinking(Fields):
@@ -218,7 +218,8 @@ def _chat(fields: InputTokensBody) -> Json:
     if choice is not None:
         named = {"type": "function", "function": {"name": choice.name}}
         chat["tool_choice"] = _CHOICES.get(choice.type, named)
-        chat["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+        if choice.disable_parallel_tool_use is not None:
+            chat["parallel_tool_calls"] = not choice.disable_parallel_tool_use
     if thinking is not None:
         chat["chat_template_kwargs"] = {"enable_thinking": thinking.type != "disabled"}
         chat["thinking_token_budget"] = thinking.budget_tokens

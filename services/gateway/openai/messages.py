@@ -163,4 +163,4 @@ class Tools(Fields):
         | Annotated[ChosenTool, Tag("~tool")]
         | None
     ) = None
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None

@@ -30,7 +30,7 @@ class Offering(Tools, Form):
 
 def tools_of(fields: Offering) -> ToolOffer:
     """Read the tools of a body. INVALID_ARGUMENT where a choice has no tool."""
-    choice, several = fields.tool_choice, fields.parallel_tool_calls
+    choice, several = fields.tool_choice, fields.parallel_tool_calls is not False
     if not fields.tools:
         if choice in (None, "none", "auto"):
             return ToolOffer()
@@ -49,6 +49,7 @@ def tools_of(fields: Offering) -> ToolOffer:
     if choice is None or choice == "auto":
         return ToolOffer(described, ToolUse(None, several, tuple(functions.values())))
     if choice == "required":
+        several = fields.parallel_tool_calls is True  # one call is asked for, unless more are
         grammar = forced.grammar_of_list([*functions.values()], several=several)
         return ToolOffer(described, ToolUse(REQUIRED, several), grammar)
     assert isinstance(choice, ChosenTool), "what else is left"

@@ -80,7 +80,7 @@ class ResponseBody(SessionBody):
     max_output_tokens: Whole | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Text | dict[str, Any] | None = None
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None
     text: ResponseText | None = None
     reasoning: ResponseReasoning | None = None
     metadata: Annotated[dict[str, Any], AfterValidator(_check_metadata)] | None = None
@@ -152,7 +152,7 @@ def _echoed(fields: ResponseBody) -> dict[str, Any]:
         "instructions": _if_short(fields.instructions, None),
         "max_output_tokens": fields.max_output_tokens,
         "metadata": fields.metadata or {},
-        "parallel_tool_calls": fields.parallel_tool_calls,
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "previous_response_id": fields.previous_response_id,
         "reasoning": {"effort": reasoning.effort if reasoning else None, "summary": None},
         "temperature": fields.temperature,

@@ -8,6 +8,8 @@ from typing import Any
 from services.gateway.grammars import Grammar, of_schema
 from services.gateway.tool_calls.source import Called, GrowingText, Reading
 
+MOST_CALLS = 16
+"""Calls of one answer: a model that repeats itself comes to an end."""
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -44,11 +46,10 @@ def grammar_of_list(tools: Sequence[Mapping[str, Any]], *, several: bool) -> Gra
     schema: dict[str, Any] = {
         "type": "array",
         "minItems": 1,
+        "maxItems": MOST_CALLS if several else 1,
         "items": {"anyOf": calls},
         "$defs": {f"tool{n}": closed(_parameters(t), _place(n)) for n, t in enumerate(tools)},
     }
-    if not several:
-        schema["maxItems"] = 1
     return of_schema(schema, "tools", lenient=True)
 
 

@@ -28,6 +28,8 @@ from services.gateway.openai.requests import (
     parse_completion,
 )
 from services.gateway.openai.shapes import parse_json_object
+from services.gateway.tool_calls.forced import MOST_CALLS
+from services.runtime.grammars import compile_grammar, load_tokenizer
 
 MINI = Path(__file__).parents[3] / "models" / "headway-mini"
 HELLO = [{"role": "user", "content": "hi"}]
@@ -220,6 +222,22 @@ def test_a_call_that_is_required_has_a_grammar() -> None:
         assert checker.check(call.grammar)
         assert call.tools is not None
         assert call.tools.form is not None
+
+
+@pytest.mark.parametrize(("several", "most"), [(None, 1), (False, 1), (True, MOST_CALLS)])
+def test_an_answer_that_has_to_call_has_one_call_unless_more_are_asked_for(
+    several: bool | None, most: int
+) -> None:
+    call = chat(tools=[OTHER], tool_choice="required", parallel_tool_calls=several)
+    assert call.tools is not None
+    assert call.tools.several is bool(several)
+    assert call.grammar is not None
+    tokenizer = load_tokenizer(MINI / "tokenizer.json", 0, ())
+    one = '{"name": "g", "parameters": {}}'
+    for number in (1, most, most + 1):
+        matcher = compile_grammar(tokenizer, call.grammar.text)
+        ids = tokenizer.tokenize_str(f"[{', '.join([one] * number)}]")
+        assert (matcher.try_consume_tokens(ids) == len(ids)) is (number <= most)
 
 
 def test_definitions_in_a_tools_parameters_stay_its_own() -> None:
