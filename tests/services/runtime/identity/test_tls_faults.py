@@ -32,6 +32,8 @@ from services.worker.config import WorkerConfig
 from tests.fakes.certificates import make_certificates
 
 Files = Mapping[str, Any]
+PATIENCE = 0.4
+"""Seconds for a connection: what is wrong with it is known long before they are over."""
 RENEW = "is out of its days (certificate has expired): renew it with `headway certs all DIR`"
 
 
@@ -79,12 +81,17 @@ async def test_a_service_with_such_a_certificate_does_not_start(
             await start(config, build, undo, LogLines(None))
 
 
+def dialled(config: ServiceConfig, role: ServiceRole) -> Dialled[Any]:
+    ignored = (lambda _: None, lambda _: None)
+    return Dialled(config, role, dial_control, *ignored, connect_timeout=PATIENCE)
+
+
 async def reason_of(caller: Files, server: Files, role: ServiceRole = ServiceRole.WORKER) -> str:
     """Why the caller's stream to the server ends; asked again where the machine was too slow."""
     listening = GrpcServer(ServiceConfig(**server))
     address = await listening.start()
     config = ServiceConfig(**caller)
-    stream: Dialled[Any] = Dialled(config, role, dial_control, lambda _: None, lambda _: None)
+    stream = dialled(config, role)
     async with asyncio.timeout(180):
         while ":" not in (reason := await stream.once(address, Outbox())):
             pass
@@ -114,10 +121,7 @@ async def test_a_caller_says_that_its_own_certificate_is_refused(
 
 
 async def test_nobody_at_an_address_is_no_fault_of_certificates(ours: Files) -> None:
-    config = ServiceConfig(**ours)
-    stream: Dialled[Any] = Dialled(
-        config, ServiceRole.WORKER, dial_control, lambda _: None, lambda _: None
-    )
+    stream = dialled(ServiceConfig(**ours), ServiceRole.WORKER)
     assert await stream.once(f"127.0.0.1:{free_port()}", Outbox()) == "it cannot be reached"
 
 
