@@ -23,7 +23,7 @@ SLOW = {**FAST, "ttft_mean": 0.2, "ttft_p99": 0.5}
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every load with a few sessions."""
     small = {
-        name: replace(load, number=4 if load.kind else 20)
+        name: replace(load, number=2 if load.kind else 8)
         for name, load in LOADS.items()
         if load.is_there
     }
