@@ -110,20 +110,6 @@ KINDS: Mapping[str, AgentParams] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SessionKind(Bounded):
-    """Sessions of a kind: how many that start by themselves, and how many of them a second."""
-
-    kind: str = one_of(*KINDS)
-    sessions: int = between(1, MOST_SESSIONS)
-    rate: float = over(0)
-    params: AgentParams = AGENTS
-
-    def make(self, seed: int) -> list[Session]:
-        """Return the sessions, by the start of those that start by themselves."""
-        return make_sessions(self.kind, seed, self.sessions, self.rate, self.params)
-
-
 def make_sessions(
     kind: str, seed: int, num_sessions: int, rate: float, params: AgentParams | None = None
 ) -> list[Session]:

@@ -19,8 +19,8 @@ from services.gateway.calls import Calls
 from services.gateway.cluster_side import ClusterSide
 from services.gateway.config import GatewayConfig
 from services.gateway.console.feed import ConsoleFeed
+from services.gateway.console.observer import ClusterObserver
 from services.gateway.console.routes import ConsoleRoutes
-from services.gateway.console.sight import ClusterSight
 from services.gateway.console.what_if import OwnWays, WhatIfDesk
 from services.gateway.grpc_edge import GatewayEdge
 from services.gateway.http.descriptors import reserve
@@ -93,8 +93,8 @@ class GatewayService:
 
     def _make_console(self, recent: RecentRequests, classes: ServiceClasses) -> ConsoleRoutes:
         config, link, model = self._runtime.config, self.cluster.link, self._models.only
-        sight = ClusterSight(config, model, self._runtime.store, link.picture, self.now)
-        feed = ConsoleFeed(self.cluster.core, recent, classes, sight, self._describe, self.now)
+        observer = ClusterObserver(config, model, self._runtime.store, link.picture, self.now)
+        feed = ConsoleFeed(self.cluster.core, recent, classes, observer, self._describe, self.now)
         own = OwnWays(config.profile, config.preset, config.policy, config.set)
         desk = WhatIfDesk(
             lambda: recent.last_minutes(self.now()), feed.promises, own, link.picture, model

@@ -182,7 +182,7 @@ class EngineWorker:
         self.peers: dict[str, EngineWorker] = {}
         self.moves: dict[StreamKey, Move] = {}
         self.flying: deque[ForwardPass] = deque()
-        self.num_swaps = self.num_moved = self.num_ahead = 0
+        self.num_swaps = self.num_ahead = 0
         self._eager = eager
         self._swap_time = swap_time
         self._results: deque[PassResult | PassFailed] = deque()  # of the first of them

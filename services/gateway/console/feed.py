@@ -19,7 +19,7 @@ from headway.core.gateway.rows import RowQuery, RowSearch
 from headway.errors import Code, HeadwayError
 from headway.request import FinishReason
 from headway.service_class import ServiceClasses
-from services.gateway.console.sight import ClusterSight
+from services.gateway.console.observer import ClusterObserver
 from services.gateway.http.exchange import Exchange
 from services.gateway.outputs import OWN_FAULT, Output
 
@@ -67,12 +67,12 @@ class ConsoleFeed:
         core: GatewayCore,
         recent: RecentRequests,
         classes: ServiceClasses,
-        sight: ClusterSight,
+        observer: ClusterObserver,
         describe: Callable[[], Mapping[str, Any]],
         now: Callable[[], float],
     ) -> None:
         self._core = core
-        self._sight = sight
+        self._observer = observer
         self._describe = describe
         self._now = now
         self.promises = promises_of(classes.by_name.values())
@@ -116,7 +116,7 @@ class ConsoleFeed:
         self._watchers[exchange] = query
         self._views.setdefault(query, _View(query)).new.append(exchange)
         exchange.on_gone = lambda: self._leave(exchange)
-        self._sight.start()
+        self._observer.start()
         history = {"columns": COLUMNS, "rows": list(self.recent.history)}
         exchange.write(_event("history", history))
         if self._timer is None:
@@ -132,7 +132,7 @@ class ConsoleFeed:
             if not view.has_all and not view.new:
                 del self._views[query]
         if not self.is_watched:
-            self._sight.pause()
+            self._observer.pause()
 
     def _tell(self) -> None:
         """Send everybody what has changed; the work is done once for all of one view."""
@@ -161,7 +161,7 @@ class ConsoleFeed:
             "classes": self._classes[1],
             "point": history[-1] if history else None,
             "sessions": sessions_of(self._core.sessions, now),
-            **self._sight.frame,
+            **self._observer.frame,
         }
 
     async def close(self) -> None:
@@ -173,7 +173,7 @@ class ConsoleFeed:
             exchange.write(b"", last=True)
         self._watchers.clear()
         self._views.clear()
-        await self._sight.stop()
+        await self._observer.stop()
 
 
 def _event(name: str, data: Mapping[str, Any]) -> bytes:

@@ -27,7 +27,7 @@ _CALL_TIMEOUT = 2.0
 _NUM_DECISIONS = 120
 
 
-class ClusterSight:
+class ClusterObserver:
     """The cluster beyond this gateway, asked twice a second while somebody looks.
 
     ``draw`` asks the leader for its picture. What does not answer is shown as it was last, and
