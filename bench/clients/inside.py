@@ -51,6 +51,11 @@ def said(error: BaseException, otherwise: str) -> str:
     return text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 1]}…"
 
 
+def _keep(figures: dict[str, Any], run: Callable[[Any], Any], at: object) -> None:
+    """Run a case, and keep the figures that it returns, if any."""
+    figures.update(run(at) or {})
+
+
 def _too_long(*_: object) -> None:
     raise TimeoutError("the case took too long")
 
@@ -62,9 +67,11 @@ def main(name: str, out: str, url: str, model: str, tokenizer: str, seconds: str
     reasons: Mapping[str, str] = getattr(module, "REFUSED", {})
     with Path(out).open("a", encoding="utf-8") as lines:
         for case, run in module.CASES.items():
-            outcome, why = judge(partial(run, at), reasons.get(case, ""), int(seconds))
-            line = json.dumps({"case": case, "outcome": outcome, "said": why}, ensure_ascii=False)
-            lines.write(line + "\n")
+            figures: dict[str, Any] = {}
+            keep = partial(_keep, figures, run, at)
+            outcome, why = judge(keep, reasons.get(case, ""), int(seconds))
+            result = {"case": case, "outcome": outcome, "said": why, "figures": figures}
+            lines.write(json.dumps(result, ensure_ascii=False) + "\n")
             lines.flush()
     sys.stdout.flush()
     os._exit(0)  # threads of a client may outlive its cases

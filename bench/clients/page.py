@@ -12,7 +12,8 @@ from bench.clients.inside import FAILED, PASSED, REFUSED
 
 RESULTS = Path(__file__).with_name("results.json")
 BEGIN, END = "<!-- clients: drawn from bench/clients/results.json -->", "<!-- end -->"
-Row = Mapping[str, str]
+_FIGURES = ("requests", "output tokens", "TTFT", "TPOT", "E2E")
+Row = Mapping[str, Any]
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def read_results() -> dict[str, Any]:
 
 
 def drawn(results: Mapping[str, Any]) -> str:
-    """Return the tables in Markdown: clients with their counts, then every case."""
+    """Return the tables in Markdown: clients with their counts, figures, then every case."""
     cases: Sequence[Row] = results["cases"]
     clients = [*dict.fromkeys((case["client"], case["version"]) for case in cases)]
     counts = (_counted(name, version, cases) for name, version in clients)
@@ -38,6 +39,7 @@ def drawn(results: Mapping[str, Any]) -> str:
         [
             f"Run on {results['date']}.",
             _table(("client", "version", PASSED, REFUSED, FAILED), counts),
+            _table(("client", "case", *_FIGURES), map(_compared, filter(_has_figures, cases))),
             _table(("client", "case", "outcome", "why"), every),
         ]
     )
@@ -55,6 +57,18 @@ def _counted(name: str, version: str, cases: Iterable[Row]) -> tuple[str, ...]:
     outcomes = [case["outcome"] for case in cases if case["client"] == name]
     counts = (str(outcomes.count(each)) for each in (PASSED, REFUSED, FAILED))
     return (name, version, *counts)
+
+
+def _has_figures(case: Row) -> bool:
+    return bool(case.get("figures"))
+
+
+def _compared(case: Row) -> tuple[str, ...]:
+    """Return a row of counts, and of times (ms) as the client has them and as the gateway has."""
+    client, gateway = (case["figures"][side] for side in ("client", "gateway"))
+    counts = (str(client[name]) for name in ("requests", "output_tokens"))
+    times = (f"{client[n] * 1e3:.1f}, {gateway[n] * 1e3:.1f}" for n in ("ttft", "tpot", "e2e"))
+    return (case["client"], case["case"], *counts, *times)
 
 
 def _cell(text: str) -> str:

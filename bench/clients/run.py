@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bench.clients.inside import FAILED
@@ -31,6 +31,8 @@ class CaseResult:
     case: str
     outcome: str
     said: str
+    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """What a tool measured (``client``), and the ``gateway`` in the same run; mostly none."""
 
 
 @dataclass(frozen=True, slots=True)

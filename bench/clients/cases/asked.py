@@ -48,7 +48,9 @@ class At(NamedTuple):
         return f"{self.url}/v1"
 
 
-Case = Callable[[At], Any]
+Figures = Mapping[str, Mapping[str, float]]
+"""What a tool measured (``client``) and what the gateway did (``gateway``), by name."""
+Case = Callable[[At], Figures | None]
 
 
 def cases(*functions: Case) -> Mapping[str, Case]:

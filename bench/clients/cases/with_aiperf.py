@@ -7,10 +7,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .asked import At, cases
+from .asked import At, Figures, cases
 from .command import run_to_end
+from .figures import GatewayFigures, ToolFigures
 
-NUM_REQUESTS = 8
+NUM_REQUESTS = 40
 NUM_CONVERSATIONS, NUM_TURNS = 4, 5
 
 
@@ -31,17 +32,27 @@ def _run(at: At, num_requests: int, *more: str) -> dict[str, Any]:
     return found
 
 
-def _run_chats(at: At, *more: str) -> None:
-    sizes = ("--request-count", str(NUM_REQUESTS), "--isl", "24", "--osl", "12")
-    _run(at, NUM_REQUESTS, *sizes, *more)
+def _run_chats(at: At, *more: str) -> dict[str, Any]:
+    sizes = ("--request-count", str(NUM_REQUESTS), "--isl", "24", "--osl", "32")
+    return _run(at, NUM_REQUESTS, *sizes, *more)
 
 
 def chats(at: At) -> None:
     _run_chats(at)
 
 
-def usage_in_every_event(at: At) -> None:
-    _run_chats(at, "--use-server-token-count", "--per-chunk-usage")
+def usage_in_every_event(at: At) -> Figures:
+    gateway = GatewayFigures(at)
+    report = _run_chats(at, "--use-server-token-count", "--per-chunk-usage")
+    return gateway.compared(
+        ToolFigures(
+            requests=NUM_REQUESTS,
+            output_tokens=round(report["total_usage_completion_tokens"]["avg"]),
+            ttft=report["time_to_first_token"]["avg"] / 1e3,
+            tpot=report["inter_token_latency"]["avg"] / 1e3,
+            e2e=report["request_latency"]["avg"] / 1e3,
+        )
+    )
 
 
 def conversations_of_several_turns(at: At) -> None:
