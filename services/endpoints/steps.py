@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isnan
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from headway.core.picker.events import Stepped
 from services.endpoints.kv_events import messages
@@ -13,16 +16,21 @@ from services.runtime.logs import get_logger
 _TOPIC = b"headway.step"
 
 
+_Seconds = Annotated[float, Meta(ge=0.0, le=3600.0)]
+_Count = Annotated[int, Meta(ge=0, lt=2**40)]
+_BlockSize = Annotated[int, Meta(ge=1, lt=2**20)]
+
+
 class _Payload(msgspec.Struct):
     """The fields that count here; others are left out."""
 
-    seconds: float
-    prefill_tokens: int
-    num_running: int
-    num_waiting: int
-    free_blocks: int
-    num_blocks: int
-    block_size: int
+    seconds: _Seconds
+    prefill_tokens: _Count
+    num_running: _Count
+    num_waiting: _Count
+    free_blocks: _Count
+    num_blocks: _Count
+    block_size: _BlockSize
 
 
 _DECODE = msgspec.msgpack.Decoder(_Payload).decode
@@ -42,6 +50,8 @@ async def read_steps(address: str, publisher: str, post: Callable[[Stepped], Non
 def read_step(address: str, payload: bytes, *, is_complete: bool = True) -> Stepped:
     """Return a step; MsgspecError for one that cannot be read."""
     step = _DECODE(payload)
+    if isnan(step.seconds):
+        raise msgspec.ValidationError("seconds is not a number")
     return Stepped(
         *(address, step.seconds, step.prefill_tokens, step.num_running, step.num_waiting),
         *(step.free_blocks, step.num_blocks, step.block_size, is_complete),

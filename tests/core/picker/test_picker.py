@@ -138,6 +138,14 @@ def test_a_reported_step_ends_the_prompts_whose_last_token_it_has_computed() -> 
     assert gateway.core.endpoints()[0].ends is Ends.EXACT
 
 
+def test_the_clock_has_the_word_soon_after_a_step_that_was_unusually_long() -> None:
+    gateway = Gateway(A, settings=PickerSettings(first_pass=1.0, longest_hold=600.0))
+    gateway.handle(replace(_step(0), seconds=600.0))
+    gateway.ask(CHUNK)
+    gateway.pass_time(8.0)
+    assert gateway.core.endpoints()[0].owed_tokens == 0
+
+
 def test_a_step_without_prompt_tokens_and_without_a_queue_ends_cached_prompts() -> None:
     gateway = Gateway(A, settings=PickerSettings(first_pass=1.0))
     gateway.handle(_step(0))

@@ -27,7 +27,7 @@ from headway.service_class import shipped_classes
 from headway_vllm.steps import StepEnd, StepTopic
 from services.endpoints.endpoints_file import entries_of, read_entries, resolve
 from services.endpoints.kv_events import KvEventReader, read_batch
-from services.endpoints.steps import read_steps
+from services.endpoints.steps import read_step, read_steps
 from services.endpoints.vllm_metrics import read_metrics
 from services.local.store import free_port
 from services.picker.config import PickerConfig
@@ -337,6 +337,28 @@ async def test_a_gap_in_the_reports_is_told_of_and_others_messages_are_left_out(
     assert got[-1] == Stepped("e", 0.25, 64, 4, 2, 90, 100, 16, is_complete=False)
     reading.cancel()
     topic.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seconds", float("nan")),
+        ("seconds", float("inf")),
+        ("seconds", -1.0),
+        ("prefill_tokens", -1),
+        ("num_waiting", 2**62),
+        ("num_blocks", -5),
+        ("block_size", 0),
+    ],
+)
+def test_a_step_that_cannot_be_is_not_read(field: str, value: float) -> None:
+    step = {
+        **{"seconds": 0.1, "prefill_tokens": 1, "num_running": 1, "num_waiting": 0},
+        **{"free_blocks": 1, "num_blocks": 2, "block_size": 16},
+    }
+    assert read_step("e", msgspec.msgpack.encode(step)).block_size == 16
+    with pytest.raises(msgspec.ValidationError, match=field):
+        read_step("e", msgspec.msgpack.encode({**step, field: value}))
 
 
 # --- faults -----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,10 @@ def test_equal_files_have_equal_digests(llama: str, adapters: Any, tmp_path: Pat
         ("target_modules", ["q_proj", "embed_tokens"], "have 'embed_tokens'; no embedding"),
         ("alpha_pattern", {"q_proj": 3}, "its alpha_pattern is"),
         ("init_lora_weights", "pissa_niter_4", "which changes the model's own weights"),
-        ("lora_alpha", "8", "its lora_alpha is '8', which is no number"),
+        ("init_lora_weights", "lora_ga", "which changes the model's own weights"),
+        ("alora_invocation_tokens", [1, 2], "an adapter that begins within the prompt"),
+        ("lora_alpha", "8", "its lora_alpha has to be a number below 1e"),
+        ("lora_alpha", 10**400, "its lora_alpha has to be a number below 1e"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(
@@ -198,6 +202,9 @@ def test_a_folder_without_an_adapter_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
     with pytest.raises(HeadwayError, match=r"it has no adapter_model\.safetensors"):
         check_adapter("a", str(tmp_path))
+    (tmp_path / "adapter_config.json").write_text("[" * 100_000)
+    with pytest.raises(HeadwayError, match=r"its adapter_config\.json cannot be read"):
+        check_adapter("a", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -205,6 +212,7 @@ def test_a_folder_without_an_adapter_is_refused_by_name(tmp_path: Path) -> None:
     [
         ({"layers.1.mlp.q_proj": (4, 48)}, r"adapts 'layers.1.mlp.q_proj', which this model"),
         ({"layers.0.self_attn.q_proj": (4, 47)}, "'layers.0.self_attn.q_proj' is adapted by"),
+        ({"layers.0.self_attn.q_proj": (0, 48)}, "is no matrix of numbers"),
         ({"embed_tokens": (4, 48)}, "layers' LoRA matrices alone are served"),
     ],
 )
@@ -221,6 +229,40 @@ def test_matrices_that_fit_nothing_are_refused_by_name(
     save_file(tensors, file)
     with pytest.raises(HeadwayError, match=said):
         load(llama, num_blocks=8, lora={"a": path})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("layers.0.self_attn.q_proj.lora_A.default", 0.0, "it has lora_A of .* twice"),
+        ("model.layers.0.self_attn.q_proj.lora_A", float("nan"), "weights that are not finite"),
+    ],
+)
+def test_weights_that_are_doubtful_are_refused(
+    name: str, value: float, said: str, llama: str, tmp_path: Path
+) -> None:
+    path = save_adapter(tmp_path, llama, seed=1, targets=("q_proj",))
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    like = tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"]
+    tensors[f"base_model.model.{name}.weight"] = torch.full_like(like, value)
+    save_file(tensors, file)
+    with pytest.raises(HeadwayError, match=said):
+        load(llama, num_blocks=8, lora={"a": path})
+
+
+def test_files_that_are_written_again_change_nothing_that_is_served(
+    llama: str, adapters: Any, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(adapters["llama"]["all"], tmp_path / "all")
+    backend = load(llama, num_blocks=32, lora={"all": str(folder)})
+    with (folder / "adapter_model.safetensors").open("r+b") as file:
+        file.seek(-4096, 2)
+        file.write(bytes(4096))
+    run = Run(prompt(9), 4, adapter="all")
+    Schedule(backend).complete([run])
+    expected = reference_output(f"{adapters['llama']['all']}/merged", run.prompt, 4)
+    assert run.output == expected
 
 
 def test_a_deterministic_pass_has_no_adapters(llama: str, adapters: Any) -> None:

@@ -27,12 +27,14 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "trainable_token_indices": "embeddings of tokens",
         "alpha_pattern": "another scale in each layer",
         "layer_replication": "layers that are repeated",
+        "alora_invocation_tokens": "an adapter that begins within the prompt",
         "fan_in_fan_out": "matrices that are stored transposed",
     }
 )
 """Settings that are not served where they are on, by their names in the config."""
+_ALPHA = 1e9
 _EMBEDDINGS = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out")
-_CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
+_CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of ``init_lora_weights`` that stand for other weights of the model itself."""
 
 
@@ -69,7 +71,7 @@ def check_adapter(name: str, path: str) -> AdapterFiles:
     folder = Path(path).expanduser()
     try:
         config: Any = json.loads((folder / CONFIG).read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _not_found(name, path, f"its {CONFIG} cannot be read ({error})") from error
     if not isinstance(config, dict):
         raise _not_found(name, path, f"its {CONFIG} is not an object")
@@ -91,8 +93,8 @@ def check_adapter(name: str, path: str) -> AdapterFiles:
         why = f"its init_lora_weights is {start!r}, which changes the model's own weights"
         raise unserved(name, f"{why}: convert it to a plain LoRA")
     alpha = config.get("lora_alpha")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
-        raise unserved(name, f"its lora_alpha is {alpha!r}, which is no number")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) < _ALPHA:
+        raise unserved(name, f"its lora_alpha has to be a number below {_ALPHA:g}")
     return AdapterFiles(name, folder, float(alpha), bool(config.get("use_rslora")))
 
 

@@ -117,7 +117,10 @@ def put_adapters(
             total = sums.setdefault(id(matrix), _Sum(decoder.adapter_rows))
             matrix.addition = total
             scaled = up.float() * files.scale(rank)
-            parts = down.to(device, dtype), scaled.to(device, dtype)
+            # A copy: the file may be written again while it is served.
+            parts = down.to(device, dtype, copy=True), scaled.to(device, dtype)
+            if not all(bool(part.isfinite().all()) for part in parts):
+                raise unserved(name, f"{target!r} is adapted by weights that are not finite")
             total.parts[name].append(_LowRank(product.first, *parts))
         adapters.append(Adapter(name, files.digest()))
     return tuple(adapters)
@@ -134,8 +137,10 @@ def _read(files: AdapterFiles) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]
         found = _NAME.fullmatch(name)
         if found is None:
             raise unserved(files.name, f"it has {name!r}; layers' LoRA matrices alone are served")
-        if tensor.dim() != 2 or not tensor.is_floating_point():
+        if tensor.dim() != 2 or not tensor.numel() or not tensor.is_floating_point():
             raise unserved(files.name, f"{name!r} is no matrix of numbers")
+        if found[2] in halves[found[1]]:
+            raise unserved(files.name, f"it has lora_{found[2]} of {found[1]!r} twice")
         halves[found[1]][found[2]] = tensor
     for target, pair in halves.items():
         if len(pair) < 2:
