@@ -72,7 +72,7 @@ class _File(_Table):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One address, and where its KV events and steps are; "" for none. ``metrics``: ``ip:port``."""
+    """One address, and where its KV events and steps are; "" for none. ``metrics``: a URL."""
 
     info: EndpointInfo
     metrics: str
@@ -99,6 +99,13 @@ def entries_of(flag: str) -> Sequence[EndpointEntry]:
     for address in addresses:
         host_and_port("endpoints", address)
     return [EndpointEntry(address=address) for address in addresses]
+
+
+def entries_from(flag: str, file: Path | None, inference_pool: str) -> Sequence[EndpointEntry]:
+    """Return the entries of whichever is given; INVALID_ARGUMENT for what is wrong with it."""
+    if file is not None:
+        return read_entries(file)
+    return [EndpointEntry(pool=inference_pool)] if inference_pool else entries_of(flag)
 
 
 def _wrong(file: Path, problem: str) -> HeadwayError:
@@ -147,5 +154,5 @@ def _listed(entry: EndpointEntry, ip: str, port: int) -> Listed:
     def at(other: int) -> str:
         return f"tcp://{ip}:{other}" if other else ""
 
-    metrics = f"{ip}:{entry.metrics_port or port}"
+    metrics = f"http://{ip}:{entry.metrics_port or port}"
     return Listed(info, metrics, at(entry.kv_events), at(entry.kv_replay), at(entry.steps))

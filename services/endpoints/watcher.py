@@ -15,8 +15,6 @@ from headway.core.picker.events import (
     Stepped,
 )
 from services.endpoints.endpoints_file import Listed
-from services.endpoints.kv_events import KvEventReader
-from services.endpoints.steps import read_steps
 from services.endpoints.vllm_metrics import read_metrics
 from services.runtime.essential import essential
 
@@ -46,9 +44,13 @@ class Watcher:
         if listed.info.has_metrics:
             self._tasks.append(essential(self._scrape_all(), f"scrapes of {address}"))
         if listed.kv_events:
+            from services.endpoints.kv_events import KvEventReader
+
             reader = KvEventReader(address, listed.kv_events, listed.kv_replay, post)
             self._tasks.append(essential(reader.run(), f"KV events of {address}"))
         if listed.steps:
+            from services.endpoints.steps import read_steps
+
             reading = read_steps(address, listed.steps, post)
             self._tasks.append(essential(reading, f"steps of {address}"))
 
@@ -66,7 +68,7 @@ class Watcher:
             await asyncio.sleep(max(0.0, begun_at + self._interval - self._now()))
 
     async def _scrape(self) -> EndpointMetrics | Silence:
-        url = f"http://{self.listed.metrics}/metrics"
+        url = f"{self.listed.metrics}/metrics"
         try:
             async with asyncio.timeout(self._timeout), self._client.get(url) as reply:
                 if reply.status >= 500:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,13 +9,12 @@ from pydantic import Field, model_validator
 
 from headway.core.picker.events import PickerSettings
 from headway.core.scheduler.settings import SchedulerSettings
-from headway.core.settings import policy_settings, require_policies
 from headway.errors import Code, HeadwayError
 from headway.policies.packing.flow_control import FlowControl
 from headway.service_class import ServiceClasses, parse_classes, shipped_classes
+from services.endpoints.pool import WatchIntervals, choosing_settings
 from services.runtime.preset import PresetConfig
 
-_NO_WATCHDOG = 1e6  # seconds
 _SCHEDULER, _PICKER = SchedulerSettings(), PickerSettings()
 
 
@@ -101,18 +99,13 @@ class PickerConfig(PresetConfig):
 
     def scheduler_settings(self) -> SchedulerSettings:
         """Return the scheduler core's settings; HeadwayError for an unknown policy."""
-        limits = SchedulerSettings(
-            flow_control=FlowControl(self.flow_control_cycles),
-            max_waiting=self.max_waiting,
-            prefix_hits=True,
-        )
-        preset, costs = self.chosen(), self.costs()
-        require_policies(preset, costs)
-        settings = policy_settings(preset, costs, limits).scheduler
-        params = dict(settings.dispatch_params)
-        if "watchdog_floor" in params:  # an endpoint's ledger is never silent: the clock drains it
-            params["watchdog_floor"] = _NO_WATCHDOG
-        return replace(settings, dispatch_params=params)
+        cycles = FlowControl(self.flow_control_cycles)
+        limits = SchedulerSettings(flow_control=cycles, max_waiting=self.max_waiting)
+        return choosing_settings(self, limits)
+
+    def watch_intervals(self) -> WatchIntervals:
+        """Return the intervals of the watch over endpoints."""
+        return WatchIntervals(self.scrape_interval, self.scrape_timeout, self.resolve_interval)
 
     def picker_settings(self) -> PickerSettings:
         """Return the picker core's settings."""

@@ -21,7 +21,8 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 from envoy.type.v3 import http_status_pb2
 from google.protobuf import struct_pb2
 
-from headway.core.picker.events import Pick, Refuse, WhyRefused
+from headway.core.picker.events import Refuse, WhyRefused
+from services.endpoints.pool import Answer
 
 DESTINATION = "x-gateway-destination-endpoint"
 PREFILLER = "x-prefiller-host-port"
@@ -47,8 +48,6 @@ _UNABLE = ("502", "503", "504")
 _RESPONSE_HEADERS = (pb.ProcessingResponse(response_headers=pb.HeadersResponse()),)
 _RESPONSE_TRAILERS = (pb.ProcessingResponse(response_trailers=pb.TrailersResponse()),)
 _KNOWN_PICKS = 4096
-
-Answer = Pick | Refuse
 
 
 @dataclass(slots=True)

@@ -144,6 +144,8 @@ def openai_endpoint(port: int = 0) -> Iterator[OpenAIEndpoint]:
                 listed = [{"id": name, "max_model_len": 512} for name in endpoint.models]
                 _respond(self, 200, {"data": listed})
             elif self.path == "/metrics":
+                endpoint.num_listings += 1
+                endpoint.lists_models.wait(60)
                 text = 'vllm:cache_config_info{block_size="32",num_gpu_blocks="100"} 1.0\n'
                 _respond(self, 200, text)
             else:

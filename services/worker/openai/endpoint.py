@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from headway.core.picker.events import EndpointInfo
 from headway.errors import Code, HeadwayError, invalid
+from services.endpoints.endpoints_file import EndpointEntry, Listed, entries_from, resolve
+from services.endpoints.pool_watch import PoolWatch
 from services.runtime.logs import get_logger
 from services.runtime.reasoning import model_file
 
@@ -21,6 +26,9 @@ _ANY_TOKEN = 65
 """A token id that every vocabulary has."""
 _A_PRIORITY = 1 << 41
 """A priority of the size that arrivals in milliseconds have."""
+_WAYS = ("url", "endpoints", "endpoints_file", "inference_pool")
+_EXAMPLE = '\'{"url": "http://host:8000"}\''
+_PAUSE = 0.5  # seconds between looks for a first endpoint
 _TOKEN_IDS = 2**31
 """As many ids as the wire has."""
 
@@ -30,8 +38,14 @@ class EndpointArgs(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    url: str = Field(pattern=r"^https?://[^/\s@]+(/v1)?/?$")
+    url: str = Field("", pattern=r"^https?://[^/\s@]+(/v1)?/?$")
     """Base URL, with or without ``/v1``; it holds no password, for it is logged."""
+    endpoints: str = ""
+    """In place of a URL: ``host:port`` by commas; a name is all its addresses."""
+    endpoints_file: Path | None = None
+    """The same as a file, as the picker reads it."""
+    inference_pool: str = ""
+    """The same as an InferencePool of Kubernetes."""
     model: str = ""
     """The model's name there; default: the first that it lists."""
     api_key_file: Path | None = None
@@ -45,10 +59,35 @@ class EndpointArgs(BaseModel):
     start_patience: float = Field(600.0, gt=0.0, le=86_400.0)
     """Seconds that a worker waits for its endpoint at the start."""
 
+    @model_validator(mode="after")
+    def _one_way(self) -> EndpointArgs:
+        if sum(map(bool, self._ways)) != 1:
+            raise ValueError(f"give one of {', '.join(_WAYS)}")
+        return self
+
+    @property
+    def _ways(self) -> tuple[str | Path | None, ...]:
+        return self.url, self.endpoints, self.endpoints_file, self.inference_pool
+
     @property
     def root(self) -> str:
         """The URL without ``/v1``."""
         return self.url.rstrip("/").removesuffix("/v1")
+
+    @property
+    def name(self) -> str:
+        """The endpoints as they were given, for logs."""
+        return str(next(filter(None, self._ways)))
+
+    def fixed(self) -> Sequence[Listed]:
+        """Return the endpoint of a URL, which is its own address."""
+        return [Listed(EndpointInfo(self.root, ""), self.root)] if self.url else []
+
+    def entries(self) -> Sequence[EndpointEntry]:
+        """Return the entries of endpoints without a URL; HeadwayError for wrong ones."""
+        if self.url:
+            return ()
+        return entries_from(self.endpoints, self.endpoints_file, self.inference_pool)
 
     def headers(self) -> dict[str, str]:
         """Return the headers of every request."""
@@ -61,9 +100,17 @@ class EndpointArgs(BaseModel):
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param="engine_args") from error
 
 
+def root_of(address: str) -> str:
+    """Return the URL in front of ``/v1`` of an endpoint's address."""
+    return address if "://" in address else f"http://{address}"
+
+
 @dataclass(frozen=True, slots=True)
 class KnownEndpoint:
-    """An endpoint as it has answered."""
+    """An endpoint as it has answered; several are taken to be alike.
+
+    ``capacity_tokens``: of all.
+    """
 
     args: EndpointArgs
     model: str
@@ -88,6 +135,7 @@ def parse_args(given: dict[str, Any]) -> EndpointArgs:
     """Return the arguments; HeadwayError for a wrong one."""
     try:
         args = EndpointArgs(**given)
+        args.entries()
         httpx.URL(args.url)
         return args
     except httpx.InvalidURL as error:
@@ -97,9 +145,47 @@ def parse_args(given: dict[str, Any]) -> EndpointArgs:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         message = f"--engine-args: {name or 'they'}: {first['msg']}"
-        if name == "url" and first["type"] == "missing":
-            message = '--engine-args needs a url: \'{"url": "http://host:8000"}\''
+        if not given:
+            message = f"--engine-args needs a url, or another of {', '.join(_WAYS)}: {_EXAMPLE}"
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="engine_args") from error
+
+
+def examine_first(
+    args: EndpointArgs, model: str, max_model_len: int, adapters: Iterable[str] = ()
+) -> KnownEndpoint:
+    """Examine the first endpoint that is found; it waits for one. See ``examine``.
+
+    An event loop runs in another thread than this, or none does.
+    """
+    if args.url:
+        return examine(args, model, max_model_len, adapters)
+    listed = asyncio.run(_found(args))
+    one = args.model_copy(update={"url": root_of(listed[0].info.address)})
+    known = examine(one, model, max_model_len, adapters)
+    num_tokens = known.capacity_tokens * (1 if args.capacity_tokens else len(listed))
+    return replace(known, args=args, capacity_tokens=num_tokens)
+
+
+async def _found(args: EndpointArgs) -> Sequence[Listed]:
+    """Return the endpoints as soon as there are any; HeadwayError if that takes too long."""
+    entries = args.entries()
+    pools = {entry.pool: PoolWatch(entry.pool, lambda: None) for entry in entries if entry.pool}
+    problem = "nothing is listed"
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(args.start_patience):
+                while True:
+                    try:
+                        if found := await resolve(entries, lambda pool: pools[pool].endpoints):
+                            return found
+                    except OSError as error:
+                        problem = str(error)
+                    await asyncio.sleep(_PAUSE)
+    finally:
+        for pool in pools.values():
+            await pool.close()
+    message = f"{args.name} has no endpoints: {problem}"
+    raise HeadwayError(Code.UNAVAILABLE, message, param="engine_args")
 
 
 def examine(

@@ -1,11 +1,16 @@
-"""A planning engine that is an OpenAI endpoint: token ids out, token ids in, one stream each."""
+"""A planning engine that is OpenAI endpoints: token ids out, token ids in, one stream each.
+
+Where a stream goes the picker's core decides, over the same watch of endpoints as the picker's.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import count
 from math import inf
 from typing import Any, NamedTuple
 
@@ -13,15 +18,28 @@ import aiohttp
 import httpx
 
 from headway.cluster import Adapter
+from headway.core.picker.core import GATEWAY_ID, PickerCore
+from headway.core.picker.events import (
+    Pick,
+    PickAsked,
+    PickerSettings,
+    Responded,
+    Scraped,
+    Silence,
+)
+from headway.core.scheduler.settings import SchedulerSettings
 from headway.engine import Drawn, EngineInfo, EngineStepped
 from headway.errors import Code, HeadwayError
+from headway.policies.packing.flow_control import FlowControl
 from headway.request import FinishReason, Request, StreamKey
+from services.endpoints.pool import EndpointPool, WatchIntervals, choosing_settings
+from services.runtime.clock import Clock
 from services.runtime.essential import essential
 from services.runtime.logs import get_logger
 from services.runtime.watchdog import end_process
 from services.worker.config import WorkerConfig
 from services.worker.openai.bodies import completion_body, read_drawn
-from services.worker.openai.endpoint import KnownEndpoint, examine, parse_args
+from services.worker.openai.endpoint import KnownEndpoint, examine_first, parse_args, root_of
 
 _GATHER = 0.001
 """Seconds: the tokens that arrive within them count as one forward pass's."""
@@ -31,6 +49,10 @@ _FACTOR = 10.0
 _NEW = 0.1
 """Weight of a new gap between tokens in their mean."""
 _LONGEST_LINE, _LONGEST_ERROR = 1 << 20, 500  # bytes
+_UNABLE = (502, 503, 504)
+"""Statuses of an endpoint that cannot serve: others are tried until it answers a scrape."""
+_NO_LIMIT = 1 << 30
+"""Requests, cycles and seconds of its window: who waits too long, the scheduler has the word on."""
 _BUSY = (408, 425, 429, 500, 502, 503, 504)
 _REFUSALS = (400, 413, 422)
 _LOSSES = (
@@ -51,6 +73,14 @@ class _Break(NamedTuple):
     reason: str
     status: int = 0
     """The endpoint's HTTP status; 0 if it did not answer."""
+
+    address: str = ""
+    """The endpoint; "" if none was found."""
+
+    @property
+    def is_unable(self) -> bool:
+        """True if its endpoint cannot serve anybody now."""
+        return not self.status or self.status in _UNABLE
 
 
 class _Following:
@@ -110,10 +140,11 @@ class _Pace:
 class OpenAIEngine:
     """A ``headway.engine.PlanningEngine`` over HTTP.
 
-    A stream that breaks is resumed after its tokens. An endpoint that answers nothing for its
-    patience ends this process (``gone``): other workers then take its requests over. A stream
-    without a token for longer than the endpoint's pace explains ends its request alone, whatever
-    else it sends and whatever else the endpoint answers: its gateway tries again elsewhere.
+    ``scheduler``: settings of the core that chooses among its endpoints. A stream that breaks is
+    resumed after its tokens, at another endpoint where there is one. If none answers for their
+    patience this process ends (``gone``): other workers then take its requests over. A stream
+    without a token for longer than the endpoints' pace explains ends its request alone, whatever
+    else it sends and whatever else its endpoint answers: its gateway tries again elsewhere.
     """
 
     def __init__(
@@ -122,6 +153,7 @@ class OpenAIEngine:
         block_size: int,
         gone: Callable[[str], Any] = lambda url: end_process("endpoint_is_gone", url=url),
         adapters: Iterable[str] = (),
+        scheduler: SchedulerSettings | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._gone = gone
@@ -133,19 +165,23 @@ class OpenAIEngine:
             max_model_len=endpoint.max_model_len,
             eos_token_ids=endpoint.eos_token_ids,
             dtype="unknown",
-            kernels=endpoint.args.url,
+            kernels=endpoint.args.name,
             kv_layout="",
             adapters=tuple(Adapter(name, "of the endpoint") for name in sorted(adapters)),
         )
         self._log = get_logger()
         self._tasks: dict[StreamKey, asyncio.Task[None]] = {}
         self._drawn: list[Drawn] = []
-        self._last = self._heard = 0.0
+        settings = scheduler or SchedulerSettings(prefix_hits=True)
+        self._core = PickerCore(settings, PickerSettings(longest_hold=_NO_LIMIT))
+        self._numbers = count(1)
+        self._last = self._heard = self._lost_at = 0.0
         self._pace = _Pace(endpoint.args.patience, endpoint.args.start_patience)
         self._streams: dict[StreamKey, _Following] = {}
         self._watching: list[asyncio.Task[Any]]
         self._stepped: Callable[[EngineStepped], None]
         self._client: aiohttp.ClientSession
+        self._pool: EndpointPool
 
     @property
     def losses(self) -> Sequence[str]:
@@ -171,6 +207,11 @@ class OpenAIEngine:
             headers=args.headers(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=args.patience),
             trust_env=True,
+        )
+        fixed, often = args.fixed(), min(1.0, args.patience / 4)
+        intervals = WatchIntervals(often, often)
+        self._pool = EndpointPool(
+            *(self._core, args.entries, self._client, intervals, Clock(), fixed)
         )
         self._watching = [
             essential(self._watch(), "endpoint watch", may_return=True),
@@ -203,6 +244,7 @@ class OpenAIEngine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._pool.close()
         await self._client.close()
 
     # --- one request ------------------------------------------------------------------
@@ -210,22 +252,18 @@ class OpenAIEngine:
     async def _serve(self, request: Request, priority: int) -> None:
         """Follow a request to its end, over as many streams as that takes."""
         output, patience = list(request.output_token_ids), self._endpoint.args.patience
-        silent_since = stuck_since = inf
+        stuck_since, last_at = inf, ""
         try:
             while True:
-                began_at, num_before = _now(), len(output)
+                num_before = len(output)
                 body = completion_body(self._endpoint, request, output, priority)
-                broken = await self._stream(request, body, output)
+                broken = await self._at_an_endpoint(request, body, output, last_at)
                 if broken is None:
                     return
+                last_at = broken.address
                 now = _now()
-                silent_since = now if broken.status else min(silent_since, began_at)
                 stuck_since = now if len(output) > num_before else min(stuck_since, now)
                 others_hear = now - self._heard < patience / 2
-                if now - silent_since > patience and not others_hear:
-                    self._log.error("endpoint_does_not_answer", problem=broken.reason)
-                    self._gone(self._endpoint.args.url)
-                    return
                 if now - stuck_since > patience and (broken.status or others_hear):
                     raise _stuck(broken, patience)
                 await asyncio.sleep(_PAUSE)
@@ -237,17 +275,55 @@ class OpenAIEngine:
             if self._tasks.get(request.key) is asyncio.current_task():
                 del self._tasks[request.key]
 
+    async def _at_an_endpoint(
+        self, request: Request, body: Mapping[str, Any], output: list[int], last_at: str
+    ) -> _Break | None:
+        """Read one stream, of the endpoint that is chosen; return why it broke, if it did.
+
+        ``last_at``: where the last one broke; another endpoint is asked now if one is up.
+        """
+        asked = replace(
+            request,
+            prompt_token_ids=body["prompt"],
+            output_token_ids=(),
+            model=self._pool.first_model,
+            gateway_id=GATEWAY_ID,
+            stream_id=next(self._numbers),
+        )
+        key = asked.key
+        try:
+            others = self._others(last_at) if last_at else ()
+            answer = await self._pool.ask(PickAsked(asked, others or None), key)
+            if not isinstance(answer, Pick):
+                return _Break(answer.message)
+            address = answer.endpoints[0]
+            broken = await self._stream(request, body, output, address, key)
+            if broken is None:
+                return None
+            if broken.is_unable:
+                self._pool.post(Responded(key, failed=True))
+            return broken._replace(address=address)
+        finally:
+            self._pool.ended(key)
+
     async def _stream(
-        self, request: Request, body: Mapping[str, Any], output: list[int]
+        self,
+        request: Request,
+        body: Mapping[str, Any],
+        output: list[int],
+        address: str,
+        asked: StreamKey,
     ) -> _Break | None:
         """Read one stream to its end; return None, or why it broke before the request's end."""
-        status = 0
+        status, url = 0, f"{root_of(address)}/v1/completions"
         try:
             async with (
                 self._followed(request, body),
-                self._request("POST", "/v1/completions", json=body) as reply,
+                self._client.post(url, json=body, allow_redirects=False) as reply,
             ):
                 status = reply.status
+                if status not in _UNABLE:
+                    self._pool.post(Responded(asked))
                 if status in _BUSY:
                     return _Break(f"the endpoint answered {status}", status)
                 if status != 200:
@@ -260,11 +336,22 @@ class OpenAIEngine:
                     if self._take(request, json.loads(line[6:]), output):
                         return None
         except TimeoutError:
+            self._lost_at = _now()
+            if self._others(address):
+                return _Break("its stream has fallen silent", 200)
             message = "the endpoint's stream has fallen silent: it is tried again elsewhere"
             raise HeadwayError(Code.UNAVAILABLE, message) from None
         except (aiohttp.ClientError, OSError) as error:
             return _Break(repr(error), status)
         return _Break("its stream ended before its request", status)
+
+    def _others(self, address: str) -> tuple[str, ...]:
+        """Return the other endpoints that are up."""
+        return tuple(
+            each.address
+            for each in self._pool.endpoints()
+            if each.health == "up" and each.address != address
+        )
 
     @asynccontextmanager
     async def _followed(self, request: Request, body: Mapping[str, Any]) -> AsyncIterator[None]:
@@ -325,32 +412,24 @@ class OpenAIEngine:
         self._log.error("endpoint_failed_request", stream_id=key.stream_id, problem=message, **told)
         self._say(Drawn(key, (), FinishReason.ERROR, message=message, code=code))
 
-    # --- the endpoint -----------------------------------------------------------------
-
-    def _request(
-        self, method: str, path: str, **options: Any
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        url = self._endpoint.args.root + path
-        return self._client.request(method, url, allow_redirects=False, **options)
+    # --- the endpoints ----------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Ask the endpoint whether it is there when no stream has tokens; give it up if not."""
-        patience, answered_at = self._endpoint.args.patience, 0.0
+        """Watch the endpoints; give them up if none answers a request for their patience."""
+        patience = self._endpoint.args.patience
+        await self._pool.start()
+        for each in self._pool.endpoints():  # they have answered when they were examined
+            self._pool.post(Scraped(each.address, Silence.NO_METRICS))
+        answered_at = _now()
         while True:
             await asyncio.sleep(patience / 4)
-            if not self._tasks or _now() - max(self._heard, answered_at) < patience:
-                continue
-            with suppress(aiohttp.ClientError, OSError):
-                async with (
-                    asyncio.timeout(patience),
-                    self._request("GET", "/v1/models") as reply,
-                ):
-                    if reply.status < 500:
-                        answered_at = _now()
-                        continue
-            self._log.error("endpoint_does_not_answer", problem="it is silent")
-            self._gone(self._endpoint.args.url)
-            return
+            is_missed = self._tasks or self._lost_at > self._heard
+            if any(each.health == "up" for each in self._pool.endpoints()):
+                answered_at = _now()
+            elif is_missed and _now() - max(self._heard, answered_at) > patience:
+                self._log.error("endpoint_does_not_answer", problem="none is up")
+                self._gone(self._endpoint.args.name)
+                return
 
     async def _watch_streams(self) -> None:
         """End the streams that have had no token for too long."""
@@ -391,7 +470,11 @@ def _now() -> float:
 
 
 def load(config: WorkerConfig) -> OpenAIEngine:
-    """Find the endpoint of ``--engine-args``; HeadwayError where it cannot be used."""
+    """Find the endpoints of ``--engine-args``; HeadwayError where they cannot be used."""
     args = parse_args(config.engine_args)
-    endpoint = examine(args, config.model, config.max_model_len, config.lora)
-    return OpenAIEngine(endpoint, config.tokens_per_block, adapters=config.lora)
+    endpoint = examine_first(args, config.model, config.max_model_len, config.lora)
+    no_limits = SchedulerSettings(flow_control=FlowControl(_NO_LIMIT), max_waiting=_NO_LIMIT)
+    scheduler = choosing_settings(config, no_limits)
+    return OpenAIEngine(
+        endpoint, config.tokens_per_block, adapters=config.lora, scheduler=scheduler
+    )

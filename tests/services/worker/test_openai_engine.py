@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,13 @@ from services.gateway.grammars import of_regex, of_schema
 from services.worker.config import WorkerConfig
 from services.worker.engines import find_engine, known_engines, load_engine, refuse_unread
 from services.worker.openai import engine as engine_module
-from services.worker.openai.endpoint import EndpointArgs, KnownEndpoint, examine, parse_args
+from services.worker.openai.endpoint import (
+    EndpointArgs,
+    KnownEndpoint,
+    examine,
+    examine_first,
+    parse_args,
+)
 from services.worker.openai.engine import OpenAIEngine
 from tests.fakes.openai_endpoint import OpenAIEndpoint, openai_endpoint
 from tests.fakes.paged import expected_output
@@ -34,6 +40,21 @@ PATIENCE = 60.0
 def endpoint() -> Iterator[OpenAIEndpoint]:
     with openai_endpoint() as found:
         yield found
+
+
+@pytest.fixture
+def several() -> Iterator[Sequence[OpenAIEndpoint]]:
+    with openai_endpoint() as first, openai_endpoint() as second:
+        yield first, second
+
+
+async def examined_all(several: Sequence[OpenAIEndpoint], **args: Any) -> KnownEndpoint:
+    addresses = ",".join(each.url.removeprefix("http://") for each in several)
+    given = EndpointArgs(endpoints=addresses, **args)
+    known = await asyncio.to_thread(examine_first, given, str(MODEL), 0)
+    for each in several:
+        each.bodies.clear()
+    return known
 
 
 def examined(endpoint: OpenAIEndpoint, **args: Any) -> KnownEndpoint:
@@ -57,14 +78,18 @@ class Following:
     def tokens(self) -> list[int]:
         return [token for drawn in self.drawn for token in drawn.token_ids]
 
+    @property
+    def ends(self) -> list[Drawn]:
+        return [drawn for drawn in self.drawn if drawn.finish_reason is not None]
+
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE):
             while not holds():
                 await asyncio.sleep(0.01)
 
     async def end(self) -> Drawn:
-        await self.until(lambda: any(d.finish_reason is not None for d in self.drawn))
-        return next(d for d in self.drawn if d.finish_reason is not None)
+        await self.until(lambda: bool(self.ends))
+        return self.ends[0]
 
 
 @asynccontextmanager
@@ -223,6 +248,55 @@ async def test_draws_of_a_resumed_output_differ_from_those_of_its_beginning(
         await found.end()
     first, second = (body["seed"] for body in endpoint.bodies)
     assert first == 7 != second
+
+
+async def test_a_worker_spreads_requests_over_its_endpoints(
+    several: Sequence[OpenAIEndpoint],
+) -> None:
+    requests = [make_request("", number, max_tokens=4) for number in range(1, 9)]
+    async with following(await examined_all(several)) as found:
+        for request in requests:
+            found.engine.add(request, 0)
+        await found.until(lambda: len(found.ends) == len(requests))
+    assert {drawn.finish_reason for drawn in found.ends} == {FinishReason.LENGTH}
+    asked = [len(each.bodies) for each in several]
+    assert sum(asked) == len(requests)
+    assert min(asked) > 0
+
+
+async def test_a_stream_that_breaks_goes_on_at_another_endpoint(
+    several: Sequence[OpenAIEndpoint],
+) -> None:
+    for each in several:
+        each.breaks_after = [3]
+    request = make_request("", max_tokens=8)
+    async with following(await examined_all(several)) as found:
+        found.engine.add(request, 0)
+        await found.until(lambda: len(found.ends) == 1)
+        assert found.tokens == expected_output(request.prompt_token_ids, 8)
+    assert min(len(each.bodies) for each in several) > 0
+
+
+async def test_what_a_silent_endpoint_has_begun_another_ends(
+    several: Sequence[OpenAIEndpoint],
+) -> None:
+    request = make_request("", max_tokens=400)
+    async with following(await examined_all(several, patience=0.5)) as found:
+        found.engine.add(request, 0)
+        await found.until(lambda: bool(found.tokens))
+        (asked,) = (each for each in several if each.bodies)
+        asked.goes_on.clear()
+        await found.until(lambda: len(found.ends) == 1)
+        assert found.tokens == expected_output(request.prompt_token_ids, 400)
+    assert found.gone == []
+
+
+def test_endpoints_come_in_one_way() -> None:
+    for given in ({"url": "http://a", "endpoints": "a:1"}, {"endpoints": "", "model": "m"}):
+        with pytest.raises(HeadwayError, match="give one of url, endpoints, endpoints_file"):
+            parse_args(given)
+    with pytest.raises(HeadwayError, match="endpoints"):
+        parse_args({"endpoints": "no port"})
 
 
 async def test_an_endpoint_that_is_gone_is_given_up(endpoint: OpenAIEndpoint) -> None:

@@ -93,9 +93,8 @@ class _Running:
         """What the picker's watcher of this endpoint posts."""
         posted: list[Scraped | KvChanged | Stepped] = []
         kv, replay = (f"tcp://127.0.0.1:{port}" for port in self.ports[:2])
-        listed = Listed(
-            EndpointInfo("127.0.0.1:1", "m"), self.metrics, *((kv, replay) if events else ())
-        )
+        info, metrics = EndpointInfo("127.0.0.1:1", "m"), f"http://{self.metrics}"
+        listed = Listed(info, metrics, *((kv, replay) if events else ()))
         now = asyncio.get_running_loop().time
         async with aiohttp.ClientSession() as client:
             watcher = Watcher(listed, client, 0.1, 10.0, now, posted.append)
