@@ -1,7 +1,8 @@
-"""deploy/picker/kubernetes.yaml is valid; its names and rights are those that the picker uses."""
+"""deploy/picker's manifests are valid; their names and rights are those that the picker uses."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -11,8 +12,10 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
 from services.picker.config import PickerConfig
+from services.picker.metrics import PickerMetrics
 from services.runtime.config import read_config
 from tests.fakes.picker_manifests import FILE, MANIFESTS, one
 
@@ -75,6 +78,19 @@ def test_custom_resources_follow_their_definitions(kind: str) -> None:
         if v["name"] == version and v["served"]
     )
     jsonschema.validate(manifest, _strict(schema))
+
+
+def test_kedas_object_follows_its_schema_and_asks_for_metrics_that_exist() -> None:
+    scaled = yaml.safe_load(FILE.with_name("keda.yaml").read_text(encoding="utf-8"))
+    schema = json.loads(Path(__file__).with_name("scaledobject.schema.json").read_text())
+    jsonschema.validate(scaled, schema)
+    registry = CollectorRegistry()
+    PickerMetrics(registry)
+    names = {metric.name for metric in registry.collect()}
+    queries = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
+    asked = [re.findall(r"headway_\w+", query) for query in queries]
+    assert all(asked)
+    assert {name for each in asked for name in each} <= names
 
 
 def _strict(schema: Any) -> Any:
