@@ -9,6 +9,7 @@ import stat
 from dataclasses import replace
 from glob import glob
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 from headway.core.settings import require_policies
@@ -39,6 +40,11 @@ def refuse_wrong_options(
     read_config(ServiceConfig, (*shared, "--cluster", name))
     refuse_wrong_scaling(options)
     refuse_missing_card(options.device)
+    taken = {one.served_name for one in options.by_model()}
+    for adapter in chain.from_iterable(one.lora for one in options.by_model()):
+        if adapter in taken:
+            raise invalid("--lora", adapter, "a name that no model and no other adapter has")
+        taken.add(adapter)
     for one in options.by_model():
         try:
             _refuse_wrong_model(replace(one, models=()))

@@ -54,6 +54,7 @@ def said_of(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
         (("--standby", "1"), "it is for --autoscale"),
         (("--lora", "sql"), "--lora is 'sql'; it must be NAME=FOLDER"),
         (("--lora", "sql=x"), "adapter 'sql': 'x' is no folder of a LoRA adapter"),
+        (("--lora", "headway-mini=x"), "--lora is 'headway-mini'; it must be a name that no model"),
         (("--dtype", "float8"), "float8"),
         (("--modle", "x"), "unknown argument --modle: did you mean --model"),
         (("--host-kv-gib", "2"), "did you mean --worker.host-kv-gib?"),
