@@ -30,6 +30,8 @@ So it keeps the promise until decoding alone takes four fifths of that, and no r
 class, makes others' prompts crawl."""
 _SAMPLES = 8
 """Instants of the time looked at for which a queue is computed."""
+_NOTHING = 0.01
+"""Share of requests below which nothing is kept: then the topology counts that is less overfull."""
 _LOOKS = 3
 """Batches of a request's decoding that count as independent: they turn over while it decodes."""
 
@@ -171,8 +173,8 @@ def pays_split(
     """Return whether instances are to be prefillers and decoders, ``most`` of them at most.
 
     The topology changes if the other one needs fewer with ``gain`` more load, or, where neither is
-    enough, if it keeps that share of the requests more. ``planned``: the share of an instance's
-    time that is planned with.
+    enough, if it keeps that share of the requests more. Where neither keeps any, the less overfull
+    one is left to serve. ``planned``: the share of an instance's time that is planned with.
     """
     needs = Needs.of(demand, profile, goal.between_tokens).over(planned)
     wary = needs.over(1 - gain)
@@ -180,6 +182,10 @@ def pays_split(
     num_split, num_unified = sum(split.num_split), unified.num_unified
     if min(num_split, num_unified) > most >= 2:
         kept = kept_by(demand, profile, goal, most)
+        if max(kept.unified, kept.split) < _NOTHING:
+            prefill, decode = split.prefill / kept.num_prefill, split.decode / kept.num_decode
+            fill = max(prefill, decode) - unified.unified / most
+            return fill <= 0 if is_split else fill < 0
         if is_split:
             return kept.unified <= kept.split + gain
         return kept.split > kept.unified + gain

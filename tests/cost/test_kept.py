@@ -55,6 +55,20 @@ def test_shares_are_those_of_the_simulator(
     assert found.split == pytest.approx(split, abs=0.2)
 
 
+def test_where_nothing_is_kept_the_less_overfull_topology_is_left_to_serve() -> None:
+    demand, goal = at(400.0, 2048, 32), Pledge(0.025, 0.4)
+    shares, needs = kept(demand, goal), Needs.of(demand, A100, 0.025)
+    assert max(shares.unified, shares.split) < 0.01
+    assert needs.unified / 4 > max(needs.prefill / 3, needs.decode)
+    assert pays(demand, goal)
+    assert pays(demand, goal, is_split=True)
+    short = replace(demand, prompt_tokens=1.0, kv_tokens=17.0, requests_per_s=20_000.0)
+    needs = Needs.of(short, A100, 0.1)
+    assert needs.unified / 4 < max(needs.prefill, needs.decode / 3)
+    assert not pays(short, Pledge(0.1, 0.4))
+    assert not pays(short, Pledge(0.1, 0.4), is_split=True)
+
+
 def test_a_queue_of_equal_prompts_is_as_long_as_the_formula_says() -> None:
     """One prefiller, 95 % full, no decoding to speak of: Lindley's recursion over a minute."""
     demand = at(1.0, 2048, 1)
