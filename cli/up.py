@@ -169,13 +169,13 @@ def _refuse_options_of_one_model(args: argparse.Namespace, file: str) -> None:
 
 def _adapters(given: Sequence[str]) -> Mapping[str, str]:
     """Return the adapters' folders by name; INVALID_ARGUMENT for a wrong or a second one."""
-    found: dict[str, str] = {}
+    adapters: dict[str, str] = {}
     for text in given:
         name, equals, folder = text.partition("=")
-        if not (name and equals and folder) or name in found:
+        if not (name and equals and folder) or name in adapters:
             raise invalid("--lora", text, "NAME=FOLDER, each name once")
-        found[name] = folder
-    return found
+        adapters[name] = folder
+    return adapters
 
 
 def _counts(args: argparse.Namespace) -> WorkerCounts:

@@ -73,7 +73,7 @@ class WorkerInfo:
 
     @property
     def kv_kind(self) -> str:
-        """What the KV that it sends and takes was computed with, "" if it does neither.
+        """The kind of KV that it sends and takes, "" if it does neither.
 
         KV goes to workers of the same kind alone: the same layout, and the same adapters.
         """

@@ -32,7 +32,7 @@ class CaseResult:
     outcome: str
     said: str
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """What a tool measured (``client``), and the ``gateway`` in the same run; mostly none."""
+    """Figures of a tool (``client``) and of the ``gateway`` in the same run; mostly none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What unified instances and a split keep of their promises, and which of them pays.
+"""Shares of requests that unified instances and a split keep in time, and which of them pays.
 
 ``topology.py`` counts means: how full instances are. Where neither topology is enough, the share of
 the requests that each keeps in time decides. For that prompts queue, and batches by chance are
@@ -37,7 +37,7 @@ _LOOKS = 3
 
 
 class Pledge(NamedTuple):
-    """What is to be kept: ``between_tokens`` and ``first_token``, seconds.
+    """Promises to be kept: ``between_tokens`` and ``first_token``, seconds.
 
     ``seconds``: how long such requests come.
     """

@@ -14,8 +14,6 @@ from services.endpoints.kv_events import messages
 from services.runtime.logs import get_logger
 
 _TOPIC = b"headway.step"
-
-
 _Seconds = Annotated[float, Meta(ge=0.0, le=3600.0)]
 _Count = Annotated[int, Meta(ge=0, lt=2**40)]
 _BlockSize = Annotated[int, Meta(ge=1, lt=2**20)]

@@ -70,7 +70,10 @@ class Watcher:
     async def _scrape(self) -> EndpointMetrics | Silence:
         url = f"{self.listed.metrics}/metrics"
         try:
-            async with asyncio.timeout(self._timeout), self._client.get(url) as reply:
+            async with (
+                asyncio.timeout(self._timeout),
+                self._client.get(url, allow_redirects=False) as reply,
+            ):
                 if reply.status >= 500:
                     return Silence.REFUSED
                 text = await reply.content.read(_MOST_BYTES)

@@ -1,4 +1,4 @@
-"""What each topology keeps of its promises, and which of them pays, without a simulation.
+"""Shares that each topology keeps in time, and which of them pays, without a simulation.
 
 Requests are those of the study with Llama-8B on A100s. What four instances of either kind keep
 there was simulated on seeds 1 to 3.

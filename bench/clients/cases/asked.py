@@ -49,7 +49,7 @@ class At(NamedTuple):
 
 
 Figures = Mapping[str, Mapping[str, float]]
-"""What a tool measured (``client``) and what the gateway did (``gateway``), by name."""
+"""Figures by name, as a tool measured them (``client``) and as the gateway did (``gateway``)."""
 Case = Callable[[At], Figures | None]
 
 

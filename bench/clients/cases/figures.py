@@ -1,4 +1,4 @@
-"""What the gateway counted and timed while a tool ran, beside what the tool says of it."""
+"""The gateway's counts and times of a tool's run, beside the tool's own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GatewayFigures:
     """The gateway's counters and histograms since now."""
 
     def __init__(self, at: At) -> None:
-        """Take what they stand at."""
+        """Read them as they stand."""
         self._url = f"{at.url}/metrics"
         self._before = self._read()
 

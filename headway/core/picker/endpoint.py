@@ -32,8 +32,6 @@ _SAMPLES = 32
 _SLOWEST = 2.0
 """By so much more time than the clock says may pass until KV events or steps tell of a prompt: then
 it was cached, or events are lost. No event tells of one that fills no block."""
-_LONGEST_STEP = 2.0
-"""Seconds of a step at most that the next one is expected to take: longer ones compile."""
 
 
 @dataclass(slots=True)
@@ -330,8 +328,8 @@ class EndpointLedger:
         if not step.is_complete:
             self._step_seconds = 0.0  # the clock has the word on what was lost
         self._drain(now)
-        self._drained_at = now
-        self._step_seconds = min(max(step.seconds, 1e-6), _LONGEST_STEP)
+        longest = _SLOWEST * self._token_time * self.info.chunk_tokens  # a longer one compiles
+        self._drained_at, self._step_seconds = now, min(max(step.seconds, 1e-6), longest)
         self._has_computed(step.prefill_tokens, 1.0, now)
         has_all = step.num_running >= len(self._held) + self._others[0]
         if has_all and not step.num_waiting and not step.prefill_tokens:

@@ -23,7 +23,7 @@ Weights = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class Addition(Protocol):
-    """What is added to the products of a matrix, on some rows of a pass."""
+    """A sum for the products of a matrix, on some rows of a pass."""
 
     def __bool__(self) -> bool:
         """Return whether it changes a row of the pass under way."""

@@ -54,12 +54,12 @@ class AdapterFiles:
 
     def digest(self) -> str:
         """Return the digest of the files, in hexadecimal digits."""
-        found = blake2b(digest_size=16)
+        digest = blake2b(digest_size=16)
         for name in (CONFIG, WEIGHTS):
             with (self.folder / name).open("rb") as file:
                 while part := file.read(1 << 20):
-                    found.update(part)
-        return found.hexdigest()
+                    digest.update(part)
+        return digest.hexdigest()
 
 
 def check_adapter(name: str, path: str) -> AdapterFiles:

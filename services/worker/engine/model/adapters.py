@@ -69,7 +69,7 @@ class _LowRank(NamedTuple):
 
 
 class _Sum:
-    """What adapters add to the products of one matrix; an ``Addition``."""
+    """The adapters' sum for the products of one matrix; an ``Addition``."""
 
     def __init__(self, rows: AdapterRows) -> None:
         self._rows = rows
@@ -111,8 +111,8 @@ def put_adapters(
             rank = len(down)
             shapes = (rank, product.num_inputs), (product.num_outputs, rank)
             if (down.shape, up.shape) != shapes:
-                found = f"{tuple(down.shape)} and {tuple(up.shape)}"
-                raise unserved(name, f"{target!r} is adapted by {found}; it needs {shapes}")
+                given = f"{tuple(down.shape)} and {tuple(up.shape)}"
+                raise unserved(name, f"{target!r} is adapted by {given}; it needs {shapes}")
             matrix = product.matrix
             total = sums.setdefault(id(matrix), _Sum(decoder.adapter_rows))
             matrix.addition = total
@@ -134,14 +134,15 @@ def _read(files: AdapterFiles) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]
         raise unserved(files.name, f"its {WEIGHTS} cannot be read ({error})") from error
     halves: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
     for name, tensor in sorted(tensors.items()):
-        found = _NAME.fullmatch(name)
-        if found is None:
+        match = _NAME.fullmatch(name)
+        if match is None:
             raise unserved(files.name, f"it has {name!r}; layers' LoRA matrices alone are served")
+        target, half = match.groups()
         if tensor.dim() != 2 or not tensor.numel() or not tensor.is_floating_point():
             raise unserved(files.name, f"{name!r} is no matrix of numbers")
-        if found[2] in halves[found[1]]:
-            raise unserved(files.name, f"it has lora_{found[2]} of {found[1]!r} twice")
-        halves[found[1]][found[2]] = tensor
+        if half in halves[target]:
+            raise unserved(files.name, f"it has lora_{half} of {target!r} twice")
+        halves[target][half] = tensor
     for target, pair in halves.items():
         if len(pair) < 2:
             raise unserved(files.name, f"{target!r} has lora_{min(pair)} alone")
