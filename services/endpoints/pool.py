@@ -132,7 +132,7 @@ class EndpointPool:
 
     def endpoints(self) -> list[EndpointStatus]:
         """Return the figures of all endpoints."""
-        return self._core.endpoints()
+        return self._core.endpoints(now=self._clock.now())
 
     def _perform(self, action: PickerAction) -> None:
         match action:

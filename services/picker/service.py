@@ -176,7 +176,7 @@ class PickerService:
 
     def endpoints(self) -> list[EndpointStatus]:
         """Return the figures of all endpoints."""
-        return self._core.endpoints()
+        return self._pool.endpoints()
 
     # --- what others see --------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from headway.core.picker.events import (
     EndpointInfo,
     EndpointListed,
     EndpointMetrics,
+    EndpointStatus,
     Pick,
     PickAsked,
     PickEnded,
@@ -90,6 +91,9 @@ class Gateway:
             self.now = max(self.now, at) + 1e-6
             self._keep(self.core.wake(now=self.now))
         self.now = until
+
+    def endpoints(self) -> list[EndpointStatus]:
+        return self.core.endpoints(now=self.now)
 
     def pick(self, number: int) -> Pick:
         answer = self.answers[number]

@@ -79,7 +79,7 @@ async def test_a_plain_vllm_reports_its_steps_to_the_pickers_core(tmp_path: Path
     assert chunks[-3:] == [128, 128, 44]
     for step in steps:
         core.handle(step, now=1.0)
-    assert core.endpoints()[0].ends is Ends.EXACT
+    assert core.endpoints(now=1.0)[0].ends is Ends.EXACT
 
 
 def published(topic: StepTopic, socket: Any) -> Any:

@@ -119,6 +119,8 @@ class PickerCore:
         self._todo: deque[SchedulerAction] = deque()
         self._actions: list[PickerAction] = []
         self._has_begun = False
+        self._look_at = self._rested_at = inf
+        """Instants of the next look at an endpoint, and at which one has rested."""
 
     # --- the protocol of a core -------------------------------------------------------
 
@@ -128,13 +130,14 @@ class PickerCore:
         at = self._scheduler.next_wakeup
         at = inf if at is None else at
         at = min(at, next(iter(self._due.values()), inf))
-        for known in self._known.values():
-            at = min(at, known.look_at)
+        is_awaited = self._due or self._look_at == -inf  # else the next event is soon enough
+        at = min(at, self._look_at if is_awaited else self._rested_at)
         return at if at < inf else None
 
     def handle(self, event: PickerEvent, *, now: float) -> Sequence[PickerAction]:
         """React to one event."""
         self._begin(now)
+        self._look(now)
         match event:
             case PickAsked():
                 self._on_asked(event, now)
@@ -168,6 +171,9 @@ class PickerCore:
 
     def _look(self, now: float) -> None:
         """Look at the endpoints to which something has happened, or time has done so."""
+        if now < self._look_at:
+            return
+        self._look_at = self._rested_at = inf
         for known in self._known.values():
             if known.look_at <= now:
                 known.look_at = inf
@@ -176,10 +182,12 @@ class PickerCore:
                 self._report(known, now)
                 at = min(known.endpoint.next_wakeup, known.health.next_wakeup)
                 known.look_at = min(known.look_at, at)
+            self._look_at = min(self._look_at, known.look_at)
+            self._rested_at = min(self._rested_at, known.health.next_wakeup)
 
     def _touch(self, address: str) -> _Known | None:
-        """Return an endpoint to which something is about to happen; None if there is none."""
-        known = self._known.get(address)
+        """Return an endpoint to which something is about to happen; None for a new one."""
+        known, self._look_at = self._known.get(address), -inf
         if known is not None:
             known.look_at = -inf
         return known
@@ -195,11 +203,12 @@ class PickerCore:
     def _on_asked(self, asked: PickAsked, now: float) -> None:
         request = asked.request
         among = None if asked.among is None else frozenset(asked.among)
-        if not self._candidates(among, request.model):
+        candidates = self._candidates(among, request.model)
+        if not candidates:
             self._refuse_none_ready(request.key, now)
             return
         entry = self._open[request.key] = _Open(request, among)
-        if all(not self._known[a].joined for a in self._candidates(among, request.model)):
+        if not any(self._known[address].joined for address in candidates):
             self._guess(entry, now)  # they are silent: nothing is gained by waiting
             return
         self._make_room(request, now)
@@ -336,6 +345,8 @@ class PickerCore:
         self._actions.append(Pick(entry.request.key, endpoints, rule, entry.prefiller))
 
     def _answer_overdue(self, now: float) -> None:
+        if not self._due:
+            return
         is_any_ready = any(known.joined for known in self._known.values())
         for key, due_at in list(self._due.items()):
             if due_at > now and is_any_ready:
@@ -370,13 +381,13 @@ class PickerCore:
 
     def _candidates(self, among: frozenset[str] | None, model: str | None = None) -> set[str]:
         """Return the endpoints that may be named: those that are up, or else the silent ones."""
-        levels: dict[Level, set[str]] = {Level.UP: set(), Level.SILENT: set(), Level.DOWN: set()}
+        up, silent = set[str](), set[str]()
         for address, known in self._known.items():
-            info = known.endpoint.info
+            info, level = known.endpoint.info, known.health.level
             serves = info.role is not Role.PREFILL and (model is None or info.model == model)
-            if serves and (among is None or address in among):
-                levels[known.health.level].add(address)
-        return levels[Level.UP] or levels[Level.SILENT]
+            if serves and level is not Level.DOWN and (among is None or address in among):
+                (up if level is Level.UP else silent).add(address)
+        return up or silent
 
     def _order(self, addresses: set[str]) -> tuple[str, ...]:
         """Return endpoints in the order in which a guess takes them."""
@@ -391,20 +402,22 @@ class PickerCore:
         if entry is None or not entry.at:
             return
         self._has_prefilled(entry, now)
-        served = responded.served or entry.at
-        first, other = self._touch(entry.at), self._touch(served)
-        if served != entry.at and first is not None:
+        served, other = responded.served or entry.at, self._known.get(responded.served or entry.at)
+        if served != entry.at and (first := self._touch(entry.at)) is not None:
             self._finish(first, responded.key, now)
             first.health.failed(now=now)
             entry.at = served
-            if other is not None:
+            if self._touch(served) is not None and other is not None:
                 other.endpoint.take(entry.request, entry.request.num_tokens, 0, now=now)
         if other is None:
             return
+        level = other.health.level
         if responded.failed:
             other.health.failed(now=now)
         else:
             other.health.responded(now=now)
+        if responded.failed or other.health.level is not level:
+            self._touch(served)
 
     def _on_ended(self, key: StreamKey, now: float) -> None:
         entry = self._close(key, now)
@@ -598,8 +611,9 @@ class PickerCore:
         """Requests that have no answer yet."""
         return len(self._due)
 
-    def endpoints(self) -> list[EndpointStatus]:
+    def endpoints(self, *, now: float) -> list[EndpointStatus]:
         """Return the figures of all endpoints."""
         return [
-            known.endpoint.status(known.health.level.name.lower()) for known in self._known.values()
+            known.endpoint.status(known.health.level.name.lower(), now=now)
+            for known in self._known.values()
         ]

@@ -120,7 +120,7 @@ class EndpointLedger:
         self._running = _Running()
         self._token_time = first_pass / info.chunk_tokens
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
-        self._drained_at = self._through_at = self._counted_at = -inf
+        self._drained_at = self._computed_at = self._through_at = self._counted_at = -inf
         self._free: int | None = None  # by the last figures
         self._num_figures = 0
         self._others = (0, 0)  # requests that run and that wait there, of nobody here
@@ -153,8 +153,9 @@ class EndpointLedger:
             kv_layout="" if info.role is Role.UNIFIED else SPLIT_LAYOUT,
         )
 
-    def status(self, health: str) -> EndpointStatus:
+    def status(self, health: str, *, now: float) -> EndpointStatus:
         """Return its figures for people."""
+        self._drain(now)
         return EndpointStatus(
             self.info.address,
             health,
@@ -225,8 +226,8 @@ class EndpointLedger:
         return FinishedRequest(key, 0, held.num_tokens, num_output, FinishReason.STOP)
 
     def _computed(self, held: _Held, now: float) -> None:
-        """Note that a prompt is through."""
-        held.owed = 0.0
+        """Note that a prompt is through since ``now``."""
+        held.owed, self._computed_at = 0.0, now
         del self._owing[held.number]
         if held.drawn_before is None:
             held.drawn_before = self._outputs.drawn(now=now)
@@ -277,9 +278,9 @@ class EndpointLedger:
         ids = tuple([held.dispatch_id for held in done])
         for held in done:
             held.dispatch_id = 0
-        self._through_at = now
+        self._through_at = self._computed_at
         self.num_passes += 1
-        return PromptsThrough(ids, max(0.0, now - since))
+        return PromptsThrough(ids, max(0.0, self._through_at - since))
 
     def _drain(self, now: float) -> None:
         """Let the clock compute what it can since it last did.
@@ -300,7 +301,7 @@ class EndpointLedger:
                 held.owed -= max(0.0, now - since) / token_time
                 return
             since += needed
-            self._computed(held, now)
+            self._computed(held, since)
 
     def stored(self, num_tokens: int, *, now: float) -> None:
         """Take the tokens of blocks that a step has filled, of whichever prompts come first."""

@@ -79,6 +79,14 @@ def test_requests_beyond_a_pass_wait_in_the_window_until_prompts_are_through() -
     assert gateway.pick(second).rule != BEST_GUESS
 
 
+def test_no_prompt_wakes_the_core_at_its_end_while_nobody_waits() -> None:
+    gateway = Gateway(A, settings=PickerSettings(first_pass=1.0, longest_hold=60.0))
+    gateway.ask(CHUNK)
+    assert gateway.core.next_wakeup is None
+    gateway.now += 1.1  # and yet it is known to be through at the next question
+    assert gateway.pick(gateway.ask(CHUNK)).rule != BEST_GUESS
+
+
 def test_the_end_of_a_response_says_that_its_prompt_is_through() -> None:
     gateway = Gateway(A, settings=PickerSettings(first_pass=1e4, longest_hold=1e6))
     first, second = gateway.ask(CHUNK), gateway.ask(CHUNK)
@@ -94,7 +102,7 @@ def test_a_step_of_kv_events_ends_the_prompts_that_it_has_computed() -> None:
     stored = StoredBlocks(tuple(range(62)), None, array("I", range(992)), 16)
     gateway.handle(KvChanged(A, (stored,)))
     assert second in gateway.answers
-    assert gateway.core.endpoints()[0].ends is Ends.INFERRED
+    assert gateway.endpoints()[0].ends is Ends.INFERRED
 
 
 def test_a_prompt_that_fills_no_block_is_through_when_the_clock_says_so() -> None:
@@ -102,10 +110,10 @@ def test_a_prompt_that_fills_no_block_is_through_when_the_clock_says_so() -> Non
         gateway = Gateway(A, settings=PickerSettings(first_pass=float(CHUNK), longest_hold=1e6))
         gateway.handle(KvChanged(A, (StoredBlocks((1,), None, range(16), 16),)))
         gateway.ask(num_tokens)
-        gateway.pass_time(seconds - 1.1)
-        assert gateway.core.endpoints()[0].owed_tokens > 0
-        gateway.pass_time(1.2)
-        assert gateway.core.endpoints()[0].owed_tokens == 0
+        gateway.pass_time(seconds - 2.1)
+        assert gateway.endpoints()[0].owed_tokens > 0
+        gateway.pass_time(2.2)
+        assert gateway.endpoints()[0].owed_tokens == 0
 
 
 def test_a_prompt_of_which_a_scrape_says_that_it_waits_is_not_through() -> None:
@@ -131,11 +139,11 @@ def test_a_reported_step_ends_the_prompts_whose_last_token_it_has_computed() -> 
     gateway.pass_time(1.1)  # the clock alone would have ended a pass
     assert waits not in gateway.answers
     gateway.handle(_step(CHUNK))
-    assert gateway.core.endpoints()[0].owed_tokens == 600 + CHUNK
+    assert gateway.endpoints()[0].owed_tokens == 600 + CHUNK
     assert gateway.pick(waits).endpoints == (A,)
     gateway.handle(_step(599))
-    assert gateway.core.endpoints()[0].owed_tokens == CHUNK + 1
-    assert gateway.core.endpoints()[0].ends is Ends.EXACT
+    assert gateway.endpoints()[0].owed_tokens == CHUNK + 1
+    assert gateway.endpoints()[0].ends is Ends.EXACT
 
 
 def test_the_clock_has_the_word_soon_after_a_step_that_was_unusually_long() -> None:
@@ -143,7 +151,7 @@ def test_the_clock_has_the_word_soon_after_a_step_that_was_unusually_long() -> N
     gateway.handle(replace(_step(0), seconds=600.0))
     gateway.ask(CHUNK)
     gateway.pass_time(8.0)
-    assert gateway.core.endpoints()[0].owed_tokens == 0
+    assert gateway.endpoints()[0].owed_tokens == 0
 
 
 def test_a_step_without_prompt_tokens_and_without_a_queue_ends_cached_prompts() -> None:
@@ -151,11 +159,11 @@ def test_a_step_without_prompt_tokens_and_without_a_queue_ends_cached_prompts() 
     gateway.handle(_step(0))
     gateway.ask(800)
     gateway.handle(_step(0, running=0))  # the request has not come yet
-    assert gateway.core.endpoints()[0].owed_tokens == 800
+    assert gateway.endpoints()[0].owed_tokens == 800
     gateway.handle(_step(0, running=0, waiting=1))
-    assert gateway.core.endpoints()[0].owed_tokens == 800
+    assert gateway.endpoints()[0].owed_tokens == 800
     gateway.handle(_step(0))
-    assert gateway.core.endpoints()[0].owed_tokens == 0
+    assert gateway.endpoints()[0].owed_tokens == 0
 
 
 def test_a_prompt_waits_for_the_blocks_that_a_step_reports() -> None:
@@ -172,10 +180,10 @@ def test_where_steps_are_reported_no_longer_kv_events_and_the_clock_count() -> N
     gateway.handle(_step(0))
     gateway.ask(CHUNK)
     gateway.pass_time(2.9)
-    assert gateway.core.endpoints()[0].owed_tokens == CHUNK
+    assert gateway.endpoints()[0].owed_tokens == CHUNK
     gateway.pass_time(0.2)  # twice a pass, and twice the last step
-    assert gateway.core.endpoints()[0].owed_tokens == 0
-    assert gateway.core.endpoints()[0].ends is Ends.GUESSED
+    assert gateway.endpoints()[0].owed_tokens == 0
+    assert gateway.endpoints()[0].ends is Ends.GUESSED
 
 
 def test_lost_reports_of_steps_leave_what_was_lost_to_the_clock() -> None:
@@ -184,15 +192,15 @@ def test_lost_reports_of_steps_leave_what_was_lost_to_the_clock() -> None:
     gateway.ask(CHUNK)
     gateway.now += 0.5
     gateway.handle(replace(_step(100), is_complete=False))
-    assert gateway.core.endpoints()[0].owed_tokens == CHUNK - 500 - 100
-    assert gateway.core.endpoints()[0].ends is Ends.EXACT
+    assert gateway.endpoints()[0].owed_tokens == CHUNK - 500 - 100
+    assert gateway.endpoints()[0].ends is Ends.EXACT
 
 
 def test_lost_kv_events_leave_the_clock() -> None:
     gateway = Gateway(A)
     gateway.handle(KvChanged(A, (StoredBlocks((1,), None, range(16), 16),)))
     gateway.handle(KvChanged(A, is_complete=False))
-    assert gateway.core.endpoints()[0].ends is Ends.GUESSED
+    assert gateway.endpoints()[0].ends is Ends.GUESSED
 
 
 def test_a_request_that_has_waited_its_time_goes_to_the_best_guess() -> None:
@@ -331,7 +339,7 @@ def test_a_fallback_that_served_says_that_the_first_has_failed() -> None:
     number = gateway.ask()
     first, second = gateway.pick(number).endpoints
     gateway.handle(Responded(StreamKey(GATEWAY_ID, number), served=second))
-    loads = {each.address: each.num_requests for each in gateway.core.endpoints()}
+    loads = {each.address: each.num_requests for each in gateway.endpoints()}
     assert loads == {first: 0, second: 1}
     assert gateway.pick(gateway.ask()).endpoints == (second,)
 
@@ -367,7 +375,7 @@ def test_an_endpoint_without_metrics_is_up_and_its_passes_are_guessed() -> None:
     gateway.handle(EndpointListed(EndpointInfo(A, "m", CHUNK)))
     gateway.scraped(A, Silence.NO_METRICS)
     assert gateway.pick(gateway.ask()).endpoints == (A,)
-    assert gateway.core.endpoints()[0].ends is Ends.GUESSED
+    assert gateway.endpoints()[0].ends is Ends.GUESSED
 
 
 def test_an_endpoint_that_nobody_scrapes_rests_after_a_failure_longer_each_time() -> None:
@@ -375,6 +383,7 @@ def test_an_endpoint_that_nobody_scrapes_rests_after_a_failure_longer_each_time(
     gateway.handle(EndpointListed(EndpointInfo(A, "m", CHUNK, has_metrics=False)))
     for rest in (1.0, 2.0, 4.0):
         number = gateway.ask()
+        assert gateway.pick(number).rule != BEST_GUESS
         gateway.handle(Responded(StreamKey(GATEWAY_ID, number), failed=True))
         gateway.pass_time(rest * 0.9)
         assert gateway.refusal(gateway.ask()).reason is WhyRefused.NONE_READY

@@ -108,5 +108,5 @@ def test_who_is_held_too_long_is_computed_whole() -> None:
     for number in numbers:
         gateway.handle(Responded(StreamKey(GATEWAY_ID, number)))
         gateway.handle(PickEnded(StreamKey(GATEWAY_ID, number)))
-    assert [each.num_requests for each in gateway.core.endpoints()] == [0, 0, 0]
+    assert [each.num_requests for each in gateway.endpoints()] == [0, 0, 0]
     assert gateway.pick(gateway.ask(1000)).prefiller == P
