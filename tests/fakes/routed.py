@@ -42,6 +42,9 @@ class HeldBeginnings:
 
     hits: Mapping[UnitId, Hit]
 
+    def allows(self, unit: UnitId) -> bool:
+        return True
+
     def hit(self, unit: UnitId) -> Hit:
         return self.hits.get(unit, NO_HIT)
 

@@ -164,10 +164,10 @@ class PrefillPool:
             self._prefixes.admitted(entry, entry.place.unit, said, entry.hit.num_tokens)
 
     def _matches(self, entry: Tracked) -> IndexMatches | None:
-        """Return who holds beginnings of a prompt; of no request that is restricted to some."""
-        if self._prefixes is None or entry.key in self._state.restricted:
+        """Return who holds beginnings of a prompt, of those that the request may go to."""
+        if self._prefixes is None:
             return None
-        return self._prefixes.matches(entry)
+        return self._prefixes.matches(entry, self._state.restricted.get(entry.key))
 
     def held_tokens(self, request: Request, worker_ids: Sequence[str]) -> list[int]:
         """Return how many tokens of a prompt the first units of workers hold."""

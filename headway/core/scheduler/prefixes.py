@@ -8,7 +8,7 @@ decides what is computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headway.blocks import BlockHash, num_waypoints, waypoint, waypoint_names
@@ -138,6 +138,11 @@ class IndexMatches:
     _anywhere: int
     _device: Sequence[_Group]
     _host: Sequence[_Group]
+    _among: Collection[str] | None = None
+
+    def allows(self, unit: UnitId) -> bool:
+        """Return whether the request may go to a unit."""
+        return self._among is None or unit.worker_id in self._among
 
     def hit(self, unit: UnitId) -> Hit:
         """Return what a unit holds of it."""
@@ -259,15 +264,25 @@ class Prefixes:
 
     # --- what is asked ----------------------------------------------------------------
 
-    def matches(self, entry: Tracked) -> IndexMatches | None:
-        """Return who holds beginnings of its prompt; None if nobody does."""
-        names = _names(entry)
+    def matches(self, entry: Tracked, among: Collection[str] | None = None) -> IndexMatches | None:
+        """Return who holds beginnings of its prompt; None if nobody does.
+
+        ``among``: the only workers that it may go to, None for any. With them it is not None.
+        """
+        names, active = _names(entry), self._active
         first = names[0] if names else None
         anywhere = self._device.holders.get(first, 0) | self._host.holders.get(first, 0)
-        if not anywhere & self._active:
+        if among is not None:
+            active &= self._bits_of(among)
+            anywhere &= active
+        elif not anywhere & active:
             return None
         device, host = self._device.groups(names), self._host.groups(names)
-        return IndexMatches(self._units, self._bits, self._active, anywhere, device, host)
+        return IndexMatches(self._units, self._bits, active, anywhere, device, host, among)
+
+    def _bits_of(self, worker_ids: Collection[str]) -> int:
+        """Return the bits of all units of workers."""
+        return sum(1 << bit for unit, bit in self._bits.items() if unit.worker_id in worker_ids)
 
     def held_tokens(self, request: Request, units: Iterable[UnitId]) -> list[int]:
         """Return how many tokens of a prompt units hold on their devices."""

@@ -26,7 +26,10 @@ NO_HIT = Hit(0)
 
 
 class Matches(Protocol):
-    """The units that hold a beginning of one prompt, of those that take prompts."""
+    """The units that hold a beginning of one prompt, of those that the request may go to."""
+
+    def allows(self, unit: UnitId) -> bool:
+        """Return whether the request may go to a unit."""
 
     def hit(self, unit: UnitId) -> Hit:
         """Return what a unit holds."""

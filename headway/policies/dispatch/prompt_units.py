@@ -146,11 +146,13 @@ class PromptUnits:
         """Return units that may be best for a prompt, each once.
 
         These are the units with the longest beginnings, those of all holders that owe least, and
-        those of all units that owe least: a few of each, however many units there are.
+        those of all units that owe least: a few of each, however many units there are. None is one
+        that the request may not go to.
         """
         units = self._units
         longest = [unit for unit in matches.holders(_NUM_LONGEST) if unit in units]
-        cheapest = [unit for _, unit in self._ranks[:_NUM_CHEAPEST]]
+        allowed = (unit for _, unit in self._ranks if matches.allows(unit))
+        cheapest = list(islice(allowed, _NUM_CHEAPEST))
         if len(longest) == _NUM_LONGEST:
             holders = (unit for _, unit in self._ranks if matches.holds(unit))
             cheapest += islice(holders, _NUM_CHEAPEST)

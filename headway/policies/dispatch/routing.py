@@ -91,7 +91,10 @@ class Routing(Dispatching):
         given: dict[str, dict[StreamKey, OwnUnit]] = {}
         held: dict[StreamKey, OwnUnit] = {}
         for entry in waiting:
-            able = self.candidates(entry, self.matches(entry))
+            matches = self.matches(entry)
+            able = self.candidates(entry, matches)
+            if matches is not None:
+                able = [each for each in able if matches.allows(each.unit.unit)]
             if not able:
                 continue
             chosen = self.choose(entry, able)

@@ -235,10 +235,14 @@ def test_requests_that_have_waited_too_many_cycles_make_flow_control_shed() -> N
     assert gateway.refusal(gateway.ask(CHUNK)).reason is WhyRefused.SHED
 
 
-def test_a_subset_hint_names_the_only_endpoints_that_may_serve() -> None:
-    gateway = Gateway(A, B, C)
+@pytest.mark.parametrize("dispatch", ["sbs-warm", "sbs", "llm-d", "session-hash"])
+def test_a_subset_hint_names_the_only_endpoints_that_may_serve(dispatch: str) -> None:
+    scheduler = SchedulerSettings(dispatch=dispatch, prefix_hits=True)
+    gateway = Gateway(A, B, C, scheduler=scheduler)
     for _ in range(5):
-        assert gateway.pick(gateway.ask(among=(B,))).endpoints == (B,)
+        pick = gateway.pick(gateway.ask(among=(B,)))
+        assert pick.endpoints == (B,)
+        assert pick.rule != BEST_GUESS
 
 
 def test_a_request_with_a_subset_waits_for_its_own_endpoints_and_holds_up_nobody() -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from headway.cluster import Role
 from headway.core.picker.core import BEST_GUESS, GATEWAY_ID, SPLIT
 from headway.core.picker.events import (
@@ -9,6 +14,7 @@ from headway.core.picker.events import (
     EndpointListed,
     EndpointMetrics,
     EndpointUnlisted,
+    Pick,
     PickEnded,
     Responded,
     Silence,
@@ -18,6 +24,8 @@ from tests.fakes.picker_core import Gateway
 
 P, Q, D, E = "10.0.1.1:8000", "10.0.1.2:8000", "10.0.2.1:8000", "10.0.2.2:8000"
 _TOKEN = 0.001  # seconds of a prompt token
+_POOL = {P: Role.PREFILL, Q: Role.PREFILL, D: Role.DECODE, E: Role.DECODE}
+_HINTS = (None, None, None, (P, D), (Q, D, E), (D, E))
 
 
 def split_pool(*roles: tuple[str, Role]) -> Gateway:
@@ -110,3 +118,60 @@ def test_who_is_held_too_long_is_computed_whole() -> None:
         gateway.handle(PickEnded(StreamKey(GATEWAY_ID, number)))
     assert [each.num_requests for each in gateway.endpoints()] == [0, 0, 0]
     assert gateway.pick(gateway.ask(1000)).prefiller == P
+
+
+def turn(gateway: Gateway, token_ids: Sequence[int], among: tuple[str, ...] | None = None) -> Pick:
+    """A request from its question to its end, in front of endpoints that are idle then."""
+    number = gateway.ask(token_ids=token_ids, among=among)
+    gateway.pass_time(0.1)
+    pick = gateway.pick(number)
+    gateway.handle(Responded(StreamKey(GATEWAY_ID, number)))
+    gateway.end(number)
+    gateway.pass_time(4.0)
+    return pick
+
+
+def test_the_prefill_endpoint_that_has_most_of_a_prompt_computes_it() -> None:
+    gateway = split_pool((P, Role.PREFILL), (Q, Role.PREFILL), (D, Role.DECODE))
+    prompt = tuple(range(1, 901))
+    owner = turn(gateway, prompt).prefiller
+    other = ({P, Q} - {owner}).pop()
+    assert turn(gateway, (*prompt, *range(2000, 2600))).prefiller == owner
+    gateway.pick(gateway.ask(800, among=(owner, D)))
+    number = gateway.ask(token_ids=(*prompt, *range(4000, 4300)))
+    gateway.pass_time(0.01)
+    assert gateway.pick(number).prefiller == other  # 800 + 300 tokens there, 1,200 here
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=5), st.sampled_from(_HINTS)),
+        max_size=8,
+    )
+)
+@settings(max_examples=40, deadline=None)
+def test_of_idle_endpoints_those_compute_that_have_most_and_short_rests_stay_whole(
+    asked: list[tuple[list[int], tuple[str, ...] | None]],
+) -> None:
+    """Prompts are paths through a tree, 512 tokens each step."""
+    gateway = split_pool(*_POOL.items())
+    has: dict[str, set[tuple[int, ...]]] = {address: set() for address in _POOL}
+    for path, among in asked:
+        steps = [tuple(path[: end + 1]) for end in range(len(path))]
+        tokens = [1 + token for step in steps for token in range(_of(step), _of(step) + 512)]
+        pick = turn(gateway, (*tokens, 0), among)
+        allowed = {a: role for a, role in _POOL.items() if among is None or a in among}
+        held = {a: max((len(s) for s in steps if s in has[a]), default=0) for a in allowed}
+        decoders = [a for a, role in allowed.items() if role is Role.DECODE]
+        prefillers = [a for a, role in allowed.items() if role is Role.PREFILL]
+        stays = not prefillers or any(held[a] == len(path) for a in decoders)
+        assert (pick.prefiller == "") is stays
+        assert set(pick.endpoints) <= set(decoders)
+        computes = pick.prefiller or pick.endpoints[0]
+        assert held[computes] == max(held[a] for a in (decoders if stays else prefillers))
+        for address in (computes, pick.endpoints[0]):
+            has[address].update(steps)
+
+
+def _of(step: tuple[int, ...]) -> int:
+    return int("1" + "".join(map(str, step)), 2) << 10
