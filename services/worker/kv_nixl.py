@@ -13,6 +13,7 @@ import os
 import secrets
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,11 @@ _POLL, _LONGEST_POLL = 0.0002, 0.005  # seconds, doubled from look to look
 _PATIENCE = 0.05  # seconds in a thread that waits for notices
 _READS, _READS_OF_ONE = 32, 4
 """Reads at once, and of one sender: who hangs holds up its own, which have no end by themselves."""
+_LONGEST_CLOSE = 5.0
+"""Seconds in which a worker that stops ends its reads."""
+_kept: list[NixlKv] = []
+"""Ends whose reads did not end, with the memory that those may still write."""
+_STOPS = "this worker stops"
 _T = TypeVar("_T")
 
 
@@ -88,16 +94,20 @@ class NixlKv:
     def __init__(self, kv: KvInMemory, name: str, *, on_loopback: bool) -> None:
         """Register the engine's memory, in the thread. ``on_loopback``: others shall not reach it.
 
+        NIXL knows peers by their names, so ``name`` is made another one at each start.
         UCX reads its settings from the environment; what is set there already stays.
         """
         if on_loopback:
             os.environ.setdefault("UCX_NET_DEVICES", "lo")
         self._kv = kv
-        self._name = f"{name}-{secrets.token_hex(4)}"
+        self._name = f"{name}-{secrets.token_hex(16)}"
         self._threads = ThreadPoolExecutor(_READS, "nixl")
         self._hearing = ThreadPoolExecutor(1, "nixl-notices")
         self._reads: Counter[bytes] = Counter()
         """Reads in progress, by the sender's description."""
+        self._reading: set[asyncio.Future[str]] = set()
+        """The threads' part of those reads."""
+        self._closing = threading.Event()
         self._adding = threading.Lock()
         self._waited: dict[bytes, asyncio.Future[None]] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -125,25 +135,52 @@ class NixlKv:
         except Exception as error:  # of NIXL's own types
             raise by_grpc(f"it does not start: {error!r}") from error
 
-    async def _call(self, call: Callable[..., _T], *args: Any) -> _T:
+    def _call(self, call: Callable[..., _T], *args: Any) -> asyncio.Future[_T]:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, partial(call, *args))
+        return loop.run_in_executor(self._threads, partial(call, *args))
 
     async def close(self) -> None:
-        """Wait for nothing any more, and let go of the memory."""
+        """Wait for nothing any more, end the reads, and let go of the memory.
+
+        Blocks that are being read into may change until it returns. It takes 5 s at most: where
+        NIXL has not let go by then, the memory stays as long as the process does, and the log says
+        so.
+        """
+        if self._closing.is_set():
+            return
+        self._closing.set()
         for future in self._waited.values():
             future.cancel()
         if self._watching is not None:
             self._watching.cancel()
-        with suppress(Exception):
-            await self._opening
+        agent = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LONGEST_CLOSE):
+                agent = await self._end()
+        if agent is None or agent() is not None:
+            _kept.append(self)
+            get_logger().error("nixl_keeps_memory", num_reads=len(self._reading))
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._hearing.shutdown(wait=False, cancel_futures=True)
+
+    async def _end(self) -> Callable[[], object | None]:
+        """Let go of the agent, and return what tells whether it is still there.
+
+        Its connections end with it, and nothing writes any more.
+        """
+        try:
+            await asyncio.shield(self._opening)
+        except Exception:  # of NIXL's own types
+            return lambda: None
+        if self._reading:
+            await asyncio.wait(self._reading)
+        agent = weakref.ref(self._agent)
 
         def release() -> None:
-            self._agent = None  # it takes registrations and connections along
+            self._agent = None
 
-        await self._call(release)
-        self._threads.shutdown(wait=False)
-        self._hearing.shutdown(wait=False)
+        await asyncio.get_running_loop().run_in_executor(self._hearing, release)
+        return agent
 
     # --- the sender's side ------------------------------------------------------------
 
@@ -221,50 +258,87 @@ class NixlKv:
         try:
             if not to_host:
                 await asyncio.to_thread(self._kv.await_writable)
-            await self._call(self._read, source, own, np.array(blocks, np.int64))
-        except Exception as error:  # of NIXL's own types
-            raise by_grpc(f"the sender's memory cannot be read: {error!r}") from error
+            if self._closing.is_set():
+                raise by_grpc(_STOPS)
+            reading = self._call(self._read, source, own, np.array(blocks, np.int64))
+            self._reading.add(reading)
+            reading.add_done_callback(self._reading.discard)
+            error = await reading
+            if error:
+                raise by_grpc(f"the sender's memory cannot be read: {error}")
         finally:
             self._reads[source.agent] -= 1
             self._reads += Counter()  # forgets senders without reads
 
-    def _read(self, source: KvSource, own: KvMemory, blocks: NDArray[np.int64]) -> None:
-        agent, (here, there) = self._agent, _descriptors(source, own, blocks)
-        sender = self._sender_of(source.agent)
+    def _read(self, source: KvSource, own: KvMemory, blocks: NDArray[np.int64]) -> str:
+        """Return why it failed, or "". An exception would keep the agent by its frames."""
+        if self._closing.is_set():
+            return _STOPS
         try:
-            handle = agent.initialize_xfer(
-                "READ",
-                agent.get_xfer_descs(here, _kind(own.device is not None)),
-                agent.get_xfer_descs(there, _kind(source.on_gpu)),
-                sender,
-                source.notice,
-            )
-            try:
-                state = agent.transfer(handle)
-                while state == "PROC":
-                    time.sleep(_POLL)
-                    state = agent.check_xfer_state(handle)
-            finally:
-                agent.release_xfer_handle(handle)
-            if state != "DONE":
-                raise RuntimeError(state)
-        except Exception:
-            self._forget(source.agent)  # its process may have been replaced
-            raise
+            state = self._state_of(source, *_descriptors(source, own, blocks), own)
+        except Exception as error:  # of NIXL's own types
+            state = repr(error)
+        if state == "DONE":
+            return ""
+        if self._closing.is_set():
+            return _STOPS
+        with self._adding:
+            if self._reads[source.agent] == 1:  # others may be about to end well
+                self._forget(source.agent)
+        return state
+
+    def _state_of(
+        self, source: KvSource, here: NDArray[np.int64], there: NDArray[np.int64], own: KvMemory
+    ) -> str:
+        """Return NIXL's state of a read that has ended, or that is to be given up."""
+        agent = self._agent
+        handle = agent.initialize_xfer(
+            "READ",
+            agent.get_xfer_descs(here, _kind(own.device is not None)),
+            agent.get_xfer_descs(there, _kind(source.on_gpu)),
+            self._sender_of(source.agent),
+            source.notice,
+        )
+        try:
+            state = str(agent.transfer(handle))
+            while state == "PROC" and not self._closing.wait(_POLL):
+                state = agent.check_xfer_state(handle)
+        finally:
+            agent.release_xfer_handle(handle)
+        return state
 
     def _sender_of(self, description: bytes) -> str:
         with self._adding:
             if description not in self._senders:
-                name = self._agent.add_remote_agent(description)
-                self._senders[description] = name.decode() if type(name) is bytes else name
+                self._senders[description] = self._added(description)
             return self._senders[description]
 
+    def _added(self, description: bytes) -> str:
+        """Add a sender; one of the same name gives way, unless it is being read."""
+
+        def add() -> str:
+            name = self._agent.add_remote_agent(description)
+            return name.decode() if type(name) is bytes else str(name)
+
+        try:
+            return add()
+        except Exception:
+            known = self._senders.items()
+            same = {other: name for other, name in known if name.encode() in description}
+            if not same:
+                raise
+            for other, name in same.items():
+                if self._reads[other]:
+                    message = f"another process that is being read has its agent name, {name}"
+                    raise RuntimeError(message) from None
+                self._forget(other)
+            return add()
+
     def _forget(self, description: bytes) -> None:
-        with self._adding:
-            sender = self._senders.pop(description, None)
-            if sender is not None:
-                with suppress(Exception):
-                    self._agent.remove_remote_agent(sender)
+        sender = self._senders.pop(description, None)
+        if sender is not None:
+            with suppress(Exception):
+                self._agent.remove_remote_agent(sender)
 
     def _memory(self, is_host: bool) -> KvMemory:
         memory = self._kv.kv_memory(is_host=is_host)

@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import threading
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -20,6 +21,7 @@ from headway.errors import Code, HeadwayError
 from headway.messages import Dispatch, Handoff, HandoffResult, KvHeader, KvSource, UnitBatch
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
+from services.worker import kv_nixl
 from services.worker.config import WorkerConfig
 from services.worker.kv_nixl import NixlKv, open_nixl
 from tests.fakes.fake_engine import FakeEngine
@@ -108,14 +110,15 @@ async def test_a_sender_that_is_killed_mid_read_ends_the_read() -> None:
 
 
 @needs_nixl
-async def test_a_sender_that_hangs_holds_up_no_reads_but_its_own(
+async def test_a_sender_that_hangs_holds_up_no_reads_but_its_own_and_no_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp,self")  # memory that is shared is read without the sender
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_offer_forever, args=(theirs,))
     process.start()
-    kv, other = (NixlKv(Blocks(value, 32), f"{value}", on_loopback=True) for value in (0, 5))
+    own = Blocks(0, 32)
+    kv, other = (NixlKv(each, "t", on_loopback=True) for each in (own, Blocks(5, 32)))
     try:
         async with asyncio.timeout(120):
             offer = await asyncio.to_thread(ours.recv)
@@ -127,12 +130,83 @@ async def test_a_sender_that_hangs_holds_up_no_reads_but_its_own(
             with pytest.raises(HeadwayError, match="4 reads of this sender have not ended"):
                 await kv.read(offer, range(32), to_host=False)
             await kv.read(await offered(other, [1]), [1], to_host=False)
+            await kv.close()
+            ends = await asyncio.gather(*reads, return_exceptions=True)
+            assert ["this worker stops" in str(end) for end in ends] == [True] * 4
+            assert not kv_nixl._kept
+            own.planes[:] = 77
             os.kill(process.pid, signal.SIGCONT)
-            await asyncio.gather(*reads, return_exceptions=True)
+            await asyncio.to_thread(process.join, 1.0)
+            assert np.all(own.planes == 77)
     finally:
         process.kill()
         await kv.close()
         await other.close()
+
+
+class Stuck:
+    """A process's end of NIXL in which reads begin, and end when they are told to."""
+
+    def __init__(self, kv: NixlKv) -> None:
+        self._agent, kv._agent = kv._agent, self
+        self.begun, self.ends = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._agent, name)
+
+    def transfer(self, handle: Any) -> Any:
+        self.begun.set()
+        self.ends.wait()
+        return self._agent.transfer(handle)
+
+
+@needs_nixl
+async def test_a_read_that_does_not_end_keeps_its_memory_when_the_worker_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_nixl, "_LONGEST_CLOSE", 0.1)
+    source, kv = (NixlKv(Blocks(value), f"{value}", on_loopback=True) for value in (1, 0))
+    offer = await offered(source, [0])
+    await kv.opened()
+    stuck = Stuck(kv)
+    reading = asyncio.create_task(kv.read(offer, [0], to_host=False))
+    await asyncio.to_thread(stuck.begun.wait)
+    await kv.close()
+    assert kv_nixl._kept == [kv]
+    assert kv._agent is stuck
+    kv_nixl._kept.clear()
+    stuck.ends.set()
+    with pytest.raises(HeadwayError, match="this worker stops"):
+        await reading
+    await source.close()
+
+
+@needs_nixl
+async def test_of_two_processes_with_one_name_neither_breaks_the_others_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = NixlKv(Blocks(0), "t", on_loopback=True)
+    await target.opened()
+    monkeypatch.setattr("secrets.token_hex", lambda size: "0" * 2 * size)
+    first, second = (NixlKv(Blocks(value), "w", on_loopback=True) for value in (1, 2))
+    one, two = [await offered(each, [0]) for each in (first, second)]
+    async with asyncio.timeout(60):
+        stuck = Stuck(target)
+        reading = asyncio.create_task(target.read(one, [0], to_host=False))
+        await asyncio.to_thread(stuck.begun.wait)
+        with pytest.raises(HeadwayError, match="has its agent name, w-0") as refused:
+            await target.read(two, [1], to_host=False)
+        assert refused.value.code is Code.FAILED_PRECONDITION
+        stuck.ends.set()
+        await reading
+        for offer in (two, one):
+            await target.read(offer, [1], to_host=False)
+        for each, offer in ((first, one), (second, two)):
+            await each.read_of(offer.notice)
+    del stuck
+    for each in (target, first, second):
+        await each.close()
+    assert not kv_nixl._kept
 
 
 class Broken(worker_pb2_grpc.WorkerServicer):
