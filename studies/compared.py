@@ -4,49 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from studies.claims import Bar, Claim, PerSeed
 from studies.curves import Point, place_of
 from studies.runs import Results
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """A claim: from system ``before`` to ``after``, ``figure`` changes as ``bar`` asks.
+class Quantity(NamedTuple):
+    """A figure of the rows of results, and its unit for people."""
 
-    ``at``: the scenario of the jobs. ``paper``: the paper's own figure. ``why``: a reason that is
-    known. ``beside``: systems whose figures the note shows as well.
-    """
-
-    claim: str
-    at: str
-    rate: float
     figure: str
-    unit: str
-    before: str
-    after: str
+    unit: str = "seconds"
+
+
+class Expected(NamedTuple):
+    """The paper's own figure and the bar; ``why``: a reason that is known where it fails."""
+
     paper: str
     bar: Bar
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A claim: from the first system to the second, a quantity changes as is asked.
+
+    ``place``: the scenario of the jobs, and their rate. ``beside``: systems whose figures the note
+    shows as well.
+    """
+
+    claim: str
+    place: tuple[str, float]
+    quantity: Quantity
+    systems: tuple[str, str]
+    asked: Expected
     beside: tuple[str, ...] = ()
 
     def judged(self, paper: str, where: str, found: Results) -> Claim:
         """Return the row; ``where``: the scenario for people."""
-        pair = found.pair(self.at, (self.before, self.after), self.rate, self.figure)
-        others = [
-            f"{name} {found.sample(self.at, name, self.rate, self.figure).mean:.3g}"
-            for name in self.beside
-        ]
-        row = judged(
-            paper,
-            self.claim,
-            f"{where}; {self.unit}",
-            self.paper,
-            self.bar,
-            *pair,
-            self.before,
-            self.why,
-        )
+        (at, rate), (figure, unit) = self.place, self.quantity
+        pair = found.pair(at, self.systems, rate, figure)
+        others = (f"{name} {found.sample(at, name, rate, figure).mean:.3g}" for name in self.beside)
+        row = judged(paper, self.claim, f"{where}; {unit}", self.asked, pair, self.systems[0])
         return replace(row, note="; ".join([row.note, *others]))
 
 
@@ -54,23 +54,20 @@ def judged(
     paper: str,
     claim: str,
     scenario: str,
-    paper_value: str,
-    bar: Bar,
-    before: PerSeed,
-    after: PerSeed,
+    asked: Expected,
+    pair: tuple[PerSeed, PerSeed],
     against: str,
-    why: str = "",
 ) -> Claim:
-    """Return a row with the bar's verdict on the changes seed by seed; ``why``: if it fails."""
-    changes = bar.changes(before, after)
+    """Return a row with the bar's verdict on the changes of a pair of systems, seed by seed."""
+    value, bar, why = asked
+    changes = bar.changes(*pair)
     found = f"{bar.told(changes.mean)} ± {bar.told(changes.spread).lstrip('+')}"
     return Claim(
         paper,
         claim,
         scenario,
-        paper_value,
-        before,
-        after,
+        value,
+        *pair,
         holds=(holds := bar.judge(changes)),
         note=f"{found}; {why}" if why and not holds else found,
         against=against,
@@ -82,11 +79,11 @@ def claims(
     paper: str, rows: Iterable[Compared], places: Mapping[str, str], found: Results
 ) -> list[Claim]:
     """Return every row; ``places``: scenarios for people."""
-    return [row.judged(paper, _where(places[row.at], row.rate), found) for row in rows]
+    return [row.judged(paper, _where(places, *row.place), found) for row in rows]
 
 
-def _where(place: str, rate: float) -> str:
-    return f"{place}, {rate:g} requests/s" if rate else place
+def _where(places: Mapping[str, str], at: str, rate: float) -> str:
+    return f"{places[at]}, {rate:g} requests/s" if rate else places[at]
 
 
 Frontier = Sequence[Point]

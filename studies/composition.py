@@ -15,7 +15,7 @@ from headway.class_metrics import TITLES
 from studies.best import best_topologies, saturation
 from studies.cells import TRIPLE, Cell
 from studies.claims import Bar, Claim, PerSeed
-from studies.compared import judged
+from studies.compared import Expected, judged
 from studies.dominance import measured, shown
 from studies.runs import Job, Results, Row
 from studies.systems import ORDERS, OURS, PLAIN, RIVALS, SINGLES, STAGES
@@ -95,10 +95,8 @@ def _against(all_: Composition, share: float, systems: Sequence[str]) -> Claim:
         PAPER,
         f"SLO attainment against {kinds.get(tuple(systems), 'the best single paper')}, {share:.0%}",
         f"{SCENARIO}, {rate:g} requests/s; share",
-        "never worse",
-        _NOT_WORSE,
-        before,
-        after,
+        Expected("never worse", _NOT_WORSE),
+        (before, after),
         other,
     )
     is_full = min(after.mean, before.mean) >= _ALL
@@ -128,10 +126,8 @@ def _ablation(all_: Composition, stage: str) -> Claim:
         PAPER,
         f"ablation: {stage}",
         f"{SCENARIO}, {rates} requests/s; share",
-        "each stage adds or is questioned",
-        _NOT_WORSE,
-        before,
-        after,
+        Expected("each stage adds or is questioned", _NOT_WORSE),
+        (before, after),
         f"{OURS} {stage}",
     )
     added = ", ".join(f"{each:+.1%}" for each in adds)

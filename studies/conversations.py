@@ -18,7 +18,7 @@ from headway.presets import NO_PARAMS, Params, Preset, find_preset
 from headway.sim.experiment import Run, simulate
 from headway.sim.summary import task_figures
 from studies.claims import Bar, Claim, PerSeed, unanimous
-from studies.compared import judged
+from studies.compared import Expected, judged
 from studies.conversation_loads import AIPERF, LOADS, ConversationLoad
 from studies.runs import Job, Results, Row, spec_of
 
@@ -171,7 +171,7 @@ def _against_the_best(found: Results, name: str) -> Iterator[Claim]:
         best = found.best(name, RIVALS, 0.0, figure)
         pair = found.pair(name, (best, OURS), 0.0, figure)
         where = LOADS[name].title if name in LOADS else ""
-        yield judged(PAPER, f"{name}: {title}", where, "-", _AS_GOOD, *pair, best)
+        yield judged(PAPER, f"{name}: {title}", where, Expected("-", _AS_GOOD), pair, best)
 
 
 def _has(found: Results, name: str, figure: str) -> bool:
@@ -184,17 +184,16 @@ def _cold_ones(found: Results, names: Sequence[str]) -> Iterator[Claim]:
     for name in names:
         if _has(found, name, "cold_p99"):
             pair = found.pair(name, (SBS, OURS), 0.0, "cold_p99")
-            yield judged(
-                PAPER, f"{name}: TTFT P99 of cold prompts", "s", "-", _NO_LATER, *pair, SBS
-            )
+            claim, expected = f"{name}: TTFT P99 of cold prompts", Expected("-", _NO_LATER)
+            yield judged(PAPER, claim, "s", expected, pair, SBS)
 
 
 def _at_aiperfs_rate(found: Results, names: Sequence[str]) -> Iterator[Claim]:
     if AIPERF in names:
         ours = found.sample(AIPERF, OURS, 0.0, "ttft_p99")
         limit = PerSeed((_AIPERF_P99,) * len(ours.values))
-        where = LOADS[AIPERF].title
-        yield judged(PAPER, f"{AIPERF}: TTFT P99, s", where, "-", _NO_LATER, limit, ours, "the bar")
+        where, expected = LOADS[AIPERF].title, Expected("-", _NO_LATER)
+        yield judged(PAPER, f"{AIPERF}: TTFT P99, s", where, expected, (limit, ours), "the bar")
 
 
 def _wins(found: Results, names: Sequence[str]) -> Iterator[Claim]:

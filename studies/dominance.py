@@ -25,7 +25,7 @@ from headway.sim.spec import ClusterSpec
 from studies.best import best_topologies, saturation
 from studies.cells import CELLS, Cell, conditions, requests
 from studies.claims import Bar, Claim, PerSeed, unanimous
-from studies.compared import judged
+from studies.compared import Expected, judged
 from studies.runs import Finished, Job, Results, Row, run, spec_of
 from studies.systems import ORDERS, OURS, PLAIN, preset_of
 
@@ -164,9 +164,8 @@ def _attainment(
             PAPER,
             f"{cell}: SLO attainment against {against}",
             f"{cell}, {rate:g} requests/s; share",
-            "at least that",
-            Bar(-AS_GOOD, at_least=True, by_points=True),
-            *found.pair(cell, (against, OURS), rate, "attainment"),
+            Expected("at least that", Bar(-AS_GOOD, at_least=True, by_points=True)),
+            found.pair(cell, (against, OURS), rate, "attainment"),
             against,
         )
         yield replace(row, note=f"{row.note}; {note}")
@@ -192,17 +191,9 @@ def _tails(found: Results, cell: str, rate: float) -> Iterator[Claim]:
     for name in (f"{bar}_p99" for bar in BARS):
         if name not in known:
             continue
-        before, after = found.pair(cell, (PLAIN, OURS), rate, name)
-        yield judged(
-            PAPER,
-            f"{cell}: {TITLES[name]}",
-            f"{cell}; P99",
-            f"at most {WORSE:+.0%}",
-            pays_nothing(before),
-            before,
-            after,
-            PLAIN,
-        )
+        pair = found.pair(cell, (PLAIN, OURS), rate, name)
+        asked = Expected(f"at most {WORSE:+.0%}", pays_nothing(pair[0]))
+        yield judged(PAPER, f"{cell}: {TITLES[name]}", f"{cell}; P99", asked, pair, PLAIN)
 
 
 def pays_nothing(before: PerSeed) -> Bar:
@@ -226,14 +217,10 @@ def _preemptions(found: Results, cell: str, rate: float) -> Claim:
 
 
 def _gpus(found: Results, cell: str, rate: float) -> Claim:
-    claim = judged(
-        PAPER,
-        f"{cell}: mean GPUs",
-        f"{cell}; GPUs",
-        f"at most {WORSE:+.0%}",
-        Bar(WORSE),
-        *found.pair(cell, (PLAIN, OURS), rate, "gpus"),
-        PLAIN,
+    pair, asked = (
+        found.pair(cell, (PLAIN, OURS), rate, "gpus"),
+        Expected(f"at most {WORSE:+.0%}", Bar(WORSE)),
     )
+    claim = judged(PAPER, f"{cell}: mean GPUs", f"{cell}; GPUs", asked, pair, PLAIN)
     each = (f"{s} {found.sample(cell, s, rate, 'gpus').mean:.1f}" for s in _systems_at(cell))
     return replace(claim, note=f"{claim.note}; {', '.join(each)}")

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from studies.best import TUNED, saturation
 from studies.cells import MIXED, RECORDED, Cell
 from studies.claims import Bar, Claim, PerSeed
-from studies.compared import judged
+from studies.compared import Expected, judged
 from studies.dominance import SYSTEMS, measured, present
 from studies.layouts import is_split
 from studies.runs import Job, Results, Row
@@ -31,6 +31,7 @@ PLACES: Mapping[str, Cell] = MappingProxyType(
 )
 _STEP = 1.25  # from a rate to the next, until one is too high and one is not
 _COARSE, _FINE = 1.25, 1.08  # the last two rates, high over low
+_NO_LESS = Bar(0.0, at_least=True)
 _NOTHING = 0.2  # of the first rate: below it goodput counts as nothing
 
 
@@ -184,16 +185,8 @@ def _claims(found: Goodputs, place: str) -> Iterator[Claim]:
 def _row(
     place: str, level: float, against: str, theirs: PerSeed, ours: PerSeed, kind: str = ""
 ) -> Claim:
-    return judged(
-        PAPER,
-        f"{place}: goodput at {level:.0%}{kind}",
-        f"{place}; requests/s of a GPU",
-        "never less",
-        Bar(0.0, at_least=True),
-        theirs,
-        ours,
-        against,
-    )
+    claim, asked = f"{place}: goodput at {level:.0%}{kind}", Expected("never less", _NO_LESS)
+    return judged(PAPER, claim, f"{place}; requests/s of a GPU", asked, (theirs, ours), against)
 
 
 def _said(found: Goodputs, place: str, system: str, level: float) -> str:

@@ -30,7 +30,7 @@ from headway.sim.records import Record
 from headway.sim.worker import InstanceSpec
 from studies import compared
 from studies.claims import Bar, Claim, PerSeed
-from studies.compared import Compared, judged
+from studies.compared import Compared, Expected, Quantity, judged
 from studies.runs import (
     Finished,
     Job,
@@ -206,12 +206,9 @@ def _bins(found: Results, seeds: Sequence[int]) -> Iterator[Claim]:
                 PAPER,
                 "tail TTFAT in its best 256-token bin",
                 f"{at}, {rate:g} requests/s; seconds",
-                value,
-                bar,
-                theirs,
-                ours,
+                Expected(value, bar, _EMPTY if (at, rate) == _LOADS[0] else ""),
+                (theirs, ours),
                 before,
-                _EMPTY if (at, rate) == _LOADS[0] else "",
             )
 
 
@@ -228,96 +225,53 @@ _NONE_MORE = Bar(0.0, by_points=True)
 _STRICT = "near saturation strict classes starve answers"
 _GATHER = "answers gather where few reason, and their KV grows there"
 _QUANTUM = "a first answering token falls in the first quantum and is rarely the one that waits"
+_QOE, _VIOLATIONS = "answers with a QoE below 0.95", Quantity("violations", "share")
 
 
 def _readers() -> Iterator[Compared]:
     """Compare what readers and both halves of reasoning felt (Fig. 11, 12 and 16)."""
-    for at, rate in _LOADS:
+    for place in _LOADS:
+        fewer = "fewer than both baselines" if place[0] == SCENARIO else "like rr, fewer than fcfs"
         for before in (FCFS, RR):
-            violations, pair = "answers with a QoE below 0.95", (before, OURS)
-            value = "fewer than both baselines" if at == SCENARIO else "like rr, fewer than fcfs"
-            yield Compared(
-                violations, at, rate, "violations", "share", *pair, value, _NONE_MORE, _STRICT
-            )
+            asked = Expected(fewer, _NONE_MORE, _STRICT)
+            yield Compared(_QOE, place, _VIOLATIONS, (before, OURS), asked)
     for figure in ("short_ttfat_p99", "long_ttfat_p99", "lateness_p99"):
-        for at, rate in ((SCENARIO, BUSY), (HEAVY, HEAVY_RATE)):
-            value = "+6.8 %" if (at, figure) == (HEAVY, "long_ttfat_p99") else "-"
-            bar = Bar(0.068) if value != "-" else Bar(0.0)
-            yield Compared(TITLES[figure], at, rate, figure, "seconds", FCFS, OURS, value, bar)
-    for before, sign in ((FCFS, "within 3 %"), (RR, "within 3 %")):
-        at_least = Bar(-0.03, at_least=True)
-        yield Compared(
-            "throughput", SCENARIO, BUSY, "tokens_per_s", "tokens/s", before, OURS, sign, at_least
-        )
+        for place in ((SCENARIO, BUSY), (HEAVY, HEAVY_RATE)):
+            is_told = (place[0], figure) == (HEAVY, "long_ttfat_p99")
+            asked = Expected("+6.8 %", Bar(0.068)) if is_told else Expected("-", Bar(0.0))
+            yield Compared(TITLES[figure], place, Quantity(figure), (FCFS, OURS), asked)
+    tokens = Quantity("tokens_per_s", "tokens/s")
+    for before in (FCFS, RR):
+        asked = Expected("within 3 %", Bar(-0.03, at_least=True))
+        yield Compared("throughput", (SCENARIO, BUSY), tokens, (before, OURS), asked)
 
 
 def _boundary() -> Iterator[Compared]:
     """Compare with answers that stay (Fig. 13), and with a rule that never keeps one (Fig. 15)."""
+    blocked, short = Quantity("blocked_p99"), f"{TITLES['short_ttfat_p99']} by migration"
+    of_blocking = Expected("27.39 s to near zero (Fig. 13)", _NONE_MORE, _QUANTUM)
     for rate in BOUNDARY_RATES:
-        place = (SCENARIO, rate)
-        pair, beside = (STAYS, OURS), (FROM_FULL, LEAST_KV)
-        violations = "answers with a QoE below 0.95"
-        blocked = "P99 of blocking at the boundary"
-        short = f"{TITLES['short_ttfat_p99']} by migration"
-        yield Compared(
-            violations,
-            *place,
-            "violations",
-            "share",
-            *pair,
-            "far fewer (Fig. 13)",
-            _NONE_MORE,
-            _GATHER,
-            beside,
-        )
-        yield Compared(
-            short, *place, "short_ttfat_p99", "seconds", *pair, "-", Bar(0.0), "", beside
-        )
-        yield Compared(
-            blocked,
-            *place,
-            "blocked_p99",
-            "seconds",
-            *pair,
-            "27.39 s to near zero (Fig. 13)",
-            _NONE_MORE,
-            _QUANTUM,
-            beside,
-        )
-        pair = (LEAST_KV, OURS)
-        yield Compared(
-            f"{violations}, against answers to the least KV",
-            *place,
-            "violations",
-            "share",
-            *pair,
-            "-",
-            _NONE_MORE,
-            _GATHER,
-        )
-        pair = (ALWAYS, OURS)
-        yield Compared(
-            violations,
-            *place,
-            "violations",
-            "share",
-            *pair,
-            "7.45 to 0.69 % (Fig. 15)",
-            Bar(-0.0676, by_points=True),
-        )
-        for figure, name, value, gain in (
-            ("ttlt_p50", "median TTLT", "-17 % (Fig. 15)", -0.167),
-            ("ttlt_p99", "P99 TTLT", "-8.8 % (Fig. 15)", -0.088),
+        for claim, quantity, asked in (
+            (_QOE, _VIOLATIONS, Expected("far fewer (Fig. 13)", _NONE_MORE, _GATHER)),
+            (short, Quantity("short_ttfat_p99"), Expected("-", Bar(0.0))),
+            ("P99 of blocking at the boundary", blocked, of_blocking),
         ):
-            yield Compared(name, *place, figure, "seconds", *pair, value, Bar(gain))
-    yield Compared(
-        "P99 of blocking where the source is full of reasoning",
-        CROWDED,
-        0.0,
-        "blocked_p99",
-        "seconds",
-        STAYS,
-        OURS,
-        "27.39 s to near zero",
-        Bar(-0.9),
+            pair, beside = (STAYS, OURS), (FROM_FULL, LEAST_KV)
+            yield Compared(claim, (SCENARIO, rate), quantity, pair, asked, beside)
+        claim, asked = (
+            f"{_QOE}, against answers to the least KV",
+            Expected("-", _NONE_MORE, _GATHER),
+        )
+        yield Compared(claim, (SCENARIO, rate), _VIOLATIONS, (LEAST_KV, OURS), asked)
+        fewer = Expected("7.45 to 0.69 % (Fig. 15)", Bar(-0.0676, by_points=True))
+        for claim, quantity, asked in (
+            (_QOE, _VIOLATIONS, fewer),
+            ("median TTLT", Quantity("ttlt_p50"), Expected("-17 % (Fig. 15)", Bar(-0.167))),
+            ("P99 TTLT", Quantity("ttlt_p99"), Expected("-8.8 % (Fig. 15)", Bar(-0.088))),
+        ):
+            yield Compared(claim, (SCENARIO, rate), quantity, (ALWAYS, OURS), asked)
+    claim, asked = (
+        "where the source is full of reasoning",
+        Expected("27.39 s to near zero", Bar(-0.9)),
     )
+    yield Compared(f"P99 of blocking {claim}", (CROWDED, 0.0), blocked, (STAYS, OURS), asked)

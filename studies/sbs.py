@@ -27,7 +27,7 @@ from headway.sim.network import NetworkParams
 from headway.sim.worker import InstanceSpec
 from studies import compared, sbs_decode
 from studies.claims import Bar, Claim, PerSeed
-from studies.compared import Compared, judged
+from studies.compared import Compared, Expected, Quantity, judged
 from studies.curves import rate_at, value_at
 from studies.runs import Job, Results, Row, arrivals, known, run, spec_of
 
@@ -185,8 +185,8 @@ def _ttft(at: str, rate: float, baseline: str) -> Compared:
     is_paper = at in (SHORT, SHORT_SHARED) and 2.0 < rate <= PAPER_RATE
     value = "-30…-40 % below 80 % of load" if is_paper else "SBS below" if at == LONG else "-"
     bar = _PAPERS_GAIN if is_paper else _FREE if rate == SET_UPS[SHORT].rates[0] else Bar(0.0)
-    why = _WHY.get(rate, "") if at == SHORT else ""
-    return Compared("mean TTFT", at, rate, "ttft", "seconds", baseline, PAPER, value, bar, why)
+    asked = Expected(value, bar, _WHY.get(rate, "") if at == SHORT else "")
+    return Compared("mean TTFT", (at, rate), Quantity("ttft"), (baseline, PAPER), asked)
 
 
 _OF_3K = ("57 to 70 (+22.8 %)", 0.228, "0.52 to 0.89 (+37 points)", 0.37)
@@ -225,23 +225,10 @@ def _at_the_limit(found: Results, at: str, baseline: str, seeds: Sequence[int]) 
         limit = f"at a mean TTFT of {set_up.ttft_limit:g} s"
     else:
         limit = f"at the baseline's mean TTFT at {set_up.base_rate:g} requests/s"
-    for name, unit, value, bar, sample in (
-        ("requests/s", "requests/s", speed, Bar(gain, at_least=True), rates),
-        (
-            "chunk utilisation",
-            "share",
-            utilisation,
-            Bar(points, at_least=True, by_points=True),
-            used,
-        ),
+    used_more = Expected(utilisation, Bar(points, at_least=True, by_points=True))
+    for name, unit, asked, sample in (
+        ("requests/s", "requests/s", Expected(speed, Bar(gain, at_least=True)), rates),
+        ("chunk utilisation", "share", used_more, used),
     ):
-        yield judged(
-            PAPER,
-            f"{name} {limit}",
-            f"{where}; {unit}",
-            value,
-            bar,
-            sample[baseline],
-            sample[PAPER],
-            baseline,
-        )
+        pair = sample[baseline], sample[PAPER]
+        yield judged(PAPER, f"{name} {limit}", f"{where}; {unit}", asked, pair, baseline)

@@ -22,7 +22,7 @@ from headway.policies.placement import DecodeUnit, Placement
 from headway.request import StreamKey
 from studies import compared
 from studies.claims import Bar, Claim
-from studies.compared import Compared
+from studies.compared import Compared, Expected, Quantity
 from studies.runs import Job, Results, Row
 
 PROFILE = "deepseek-v3-h800-decode-dp32"
@@ -155,27 +155,13 @@ _WHY = {
 
 
 def _rows(window: str, rule: str) -> Iterator[Compared]:
-    is_paper = rule == _OF_PAPER
-    yield Compared(
-        f"decode throughput by {rule}, {window}",
-        window,
-        0.0,
-        "tokens_per_s",
-        "tokens/s",
-        BASELINE,
-        rule,
-        "+15 %" if is_paper else "-",
-        Bar(0.15 if is_paper else 0.0, at_least=True),
-        _WHY[window] if is_paper else "",
-    )
-    yield Compared(
-        f"spread of KV loads over units by {rule}, {window}",
-        window,
-        0.0,
-        "sigma",
-        "tokens",
-        BASELINE,
-        rule,
-        "±45k to ±20k (-56 %)" if is_paper else "-",
-        Bar(-0.5 if is_paper else 0.0),
-    )
+    faster, even = Expected("-", Bar(0.0, at_least=True)), Expected("-", Bar(0.0))
+    if rule == _OF_PAPER:
+        faster = Expected("+15 %", Bar(0.15, at_least=True), _WHY[window])
+        even = Expected("±45k to ±20k (-56 %)", Bar(-0.5))
+    for claim, quantity, asked in (
+        ("decode throughput", Quantity("tokens_per_s", "tokens/s"), faster),
+        ("spread of KV loads over units", Quantity("sigma", "tokens"), even),
+    ):
+        said = f"{claim} by {rule}, {window}"
+        yield Compared(said, (window, 0.0), quantity, (BASELINE, rule), asked)

@@ -27,7 +27,7 @@ from headway.sim.network import NetworkParams
 from headway.sim.worker import InstanceSpec
 from studies import compared
 from studies.claims import Bar, Claim, PerSeed
-from studies.compared import Compared, judged
+from studies.compared import Compared, Expected, Quantity, judged
 from studies.runs import (
     Finished,
     Job,
@@ -196,74 +196,66 @@ def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
 
 _SHORT = "at times the KV of all instances together runs short"
 _MENDED = "frequent moves mend what was not foreseen"
+_VARIANCE = Quantity("variance", "ms²")
+_TAIL = Quantity("tpot_p99")
 
 
 def _against_staying() -> Iterator[Compared]:
     """Compare with requests that stay (Fig. 10, 11, 12 and 13)."""
-    pair = (STAYS, OURS)
+    pair, beside = (STAYS, OURS), (CURRENT, ORACLE)
+    ooms = Quantity("ooms", "preemptions")
     for at in SMALL:
-        for claim, figure, unit, value, bar, why in (
-            ("P99 TPOT", "tpot_p99", "seconds", "up to -75.1 %", Bar(-0.75), ""),
-            ("OOMs", "ooms", "preemptions", "none left", Bar(-0.99), _SHORT),
-            ("variance of execution times", "variance", "ms²", "falls (to .78 ms²)", Bar(0.0), ""),
+        for claim, quantity, asked in (
+            ("P99 TPOT", _TAIL, Expected("up to -75.1 %", Bar(-0.75))),
+            ("OOMs", ooms, Expected("none left", Bar(-0.99), _SHORT)),
+            ("variance of execution times", _VARIANCE, Expected("falls (to .78 ms²)", Bar(0.0))),
         ):
-            yield Compared(
-                f"{claim}, {at}", at, _RATE, figure, unit, *pair, value, bar, why, (CURRENT, ORACLE)
-            )
+            yield Compared(f"{claim}, {at}", (at, _RATE), quantity, pair, asked, beside)
     for at, rate in ((LARGE, _LARGE_RATE), (LARGER, _LARGER_RATE)):
-        claim = f"variance of execution times, {at}"
-        yield Compared(claim, at, rate, "variance", "ms²", *pair, "falls", Bar(0.0), "", (CURRENT,))
+        claim, asked = f"variance of execution times, {at}", Expected("falls", Bar(0.0))
+        yield Compared(claim, (at, rate), _VARIANCE, pair, asked, (CURRENT,))
 
 
 def _against_current_loads() -> Iterator[Compared]:
     """Compare with moves that predict nothing (Table 3's last row), and with perfect lengths."""
+    goodput = Quantity("goodput", "requests/s")
     for at, gain, why in ((LARGE, "every 5 s", _MENDED), (RARE, "every 60 s", "")):
-        for claim, figure, unit, value, bar in (
-            ("variance", "variance", "ms²", ".322 to .163 (-49 %)", Bar(-0.49)),
-            ("P99 TPOT", "tpot_p99", "seconds", "31.7 to 26.5 ms (-16 %)", Bar(-0.16)),
-            ("goodput", "goodput", "requests/s", "+10.6 %", Bar(0.106, at_least=True)),
+        for claim, quantity, value, bar in (
+            ("variance", _VARIANCE, ".322 to .163 (-49 %)", Bar(-0.49)),
+            ("P99 TPOT", _TAIL, "31.7 to 26.5 ms (-16 %)", Bar(-0.16)),
+            ("goodput", goodput, "+10.6 %", Bar(0.106, at_least=True)),
         ):
             claim = f"{claim} by prediction, moves {gain}"
-            pair, beside = (CURRENT, OURS), (FALLING, ORACLE)
-            yield Compared(claim, at, _LARGE_RATE, figure, unit, *pair, value, bar, why, beside)
+            pair, asked, beside = (CURRENT, OURS), Expected(value, bar, why), (FALLING, ORACLE)
+            yield Compared(claim, (at, _LARGE_RATE), quantity, pair, asked, beside)
 
 
 def _grain() -> Iterator[Compared]:
     """Compare bins of lengths (Table 3), intervals of predictions (Table 4), and placement."""
+    place, falls = (LARGE, _LARGE_RATE), Expected("falls", Bar(0.0))
     claim = "variance with placement by predicted loads (Fig. 5)"
-    yield Compared(claim, LARGE, _LARGE_RATE, "variance", "ms²", OURS, PLACED, "falls", Bar(0.0))
-    for name, value in zip(BINS, (".302", ".220", ".188"), strict=True):
-        claim = f"variance with the full prediction against {name.split(', ')[1]}"
-        why = "the bins are always right here, the full prediction errs"
-        value = f"{value} to .163"
-        yield Compared(
-            claim, LARGE, _LARGE_RATE, "variance", "ms²", name, OURS, value, Bar(0.0), why
-        )
-    for name, value in zip(EVERY, (".237", ".242"), strict=True):
-        claim = f"variance with predictions every 20 tokens against {name.split(', ')[1]}"
-        value = f"{value} to .163"
-        yield Compared(claim, LARGE, _LARGE_RATE, "variance", "ms²", name, OURS, value, Bar(0.0))
+    yield Compared(claim, place, _VARIANCE, (OURS, PLACED), falls)
+    why = "the bins are always right here, the full prediction errs"
+    told = ".302", ".220", ".188", ".237", ".242"
+    for name, value in zip((*BINS, *EVERY), told, strict=True):
+        ours = "the full prediction" if name in BINS else "predictions every 20 tokens"
+        claim = f"variance with {ours} against {name.split(', ')[1]}"
+        asked = Expected(f"{value} to .163", Bar(0.0), why if name in BINS else "")
+        yield Compared(claim, place, _VARIANCE, (name, OURS), asked)
 
 
 def _goodput(found: Results) -> Iterator[Claim]:
     """Compare the best goodput of each over all rates (Fig. 10)."""
     best = {system: _best_goodput(found, system) for system in (STAYS, CURRENT, OURS)}
-    where = f"{SET_UPS[BUSY].name}, {', '.join(f'{r:g}' for r in GOODPUT_RATES)} requests/s"
+    rates = ", ".join(f"{r:g}" for r in GOODPUT_RATES)
+    where = f"{SET_UPS[BUSY].name}, {rates} requests/s, TTFT 1 s, TPOT 25 ms; requests/s"
+    why = "a baseline that meets its SLO until KV runs out leaves no more"
     for before, value, gain in (
         (STAYS, "up to 2.63 ×", 1.63),
         (CURRENT, "+10.6 % (Table 3)", 0.106),
     ):
-        yield judged(
-            PAPER,
-            "best goodput over all rates",
-            f"{where}, TTFT 1 s, TPOT 25 ms; requests/s",
-            value,
-            Bar(gain, at_least=True),
-            best[before],
-            best[OURS],
-            before,
-            "a baseline that meets its SLO until KV runs out leaves no more",
-        )
+        asked, pair = Expected(value, Bar(gain, at_least=True), why), (best[before], best[OURS])
+        yield judged(PAPER, "best goodput over all rates", where, asked, pair, before)
 
 
 def _best_goodput(found: Results, system: str) -> PerSeed:

@@ -41,7 +41,7 @@ from studies.bursts import (
     predicted,
 )
 from studies.claims import Bar, Claim, PerSeed, run_all
-from studies.compared import WANTED, cheaper, judged
+from studies.compared import WANTED, Expected, cheaper, judged
 from studies.curves import Point, frontier, mean_over, shared_span, value_at
 from studies.runs import Job, Results, Row, spec_of
 
@@ -290,6 +290,9 @@ def swept() -> dict[str, tuple[tuple[str, ...], tuple[float, ...]]]:
     return plan
 
 
+_NO_LESS = Bar(0.0, at_least=True, by_points=True)
+
+
 def _points(found: Results, at: str, system: str, seed: int) -> list[Point]:
     return frontier(
         (row["gpus"], row["attainment"])
@@ -312,10 +315,8 @@ def _frontiers(found: Results, at: str, system: str, seeds: Sequence[int]) -> It
         PAPER,
         f"mean attainment from {low:.1f} to {high:.1f} GPUs, {at}",
         f"{where}; share of requests",
-        paper,
-        Bar(0.0, at_least=True, by_points=True),
-        theirs,
-        ours,
+        Expected(paper, _NO_LESS),
+        (theirs, ours),
         system,
     )
     yield replace(area, note=f"{area.note}; {shown}")
@@ -330,10 +331,8 @@ def _cost(at: str, system: str, pairs: Sequence[Sequence[Sequence[Point]]]) -> C
             PAPER,
             f"GPUs for {WANTED:.0%} attainment, {at}",
             f"{WORKLOADS[at].name}; mean GPUs",
-            paper,
-            Bar(most),
-            theirs,
-            ours,
+            Expected(paper, Bar(most)),
+            (theirs, ours),
             system,
         )
 
@@ -367,8 +366,7 @@ def _follows(found: Results, system: str) -> Claim:
         PAPER,
         "GPUs provided follow those needed (Pearson's r)",
         f"{WORKLOADS[MAIN].name}, headroom {DEFAULT:g}; r",
-        "closest (Fig. 11)",
-        Bar(0.0, at_least=True, by_points=True),
-        *found.pair(MAIN, (system, PAPER), DEFAULT, "follows"),
+        Expected("closest (Fig. 11)", _NO_LESS),
+        found.pair(MAIN, (system, PAPER), DEFAULT, "follows"),
         system,
     )

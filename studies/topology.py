@@ -36,7 +36,7 @@ from headway.sim.experiment import UNLIMITED, Conditions
 from headway.sim.network import NetworkParams
 from headway.sim.records import Record
 from studies.claims import Bar, Claim
-from studies.compared import judged
+from studies.compared import Expected, judged
 from studies.layouts import instances
 from studies.runs import Job, Results, Row, run, spec_of
 from studies.warm import NUM_RESIDENCES, Residence
@@ -298,9 +298,8 @@ def _claim(found: Results, traffic: Traffic, limit: float, what: str, after: str
         PAPER,
         f"{what}: share that keeps its limits",
         f"{traffic.name}, {traffic.load:.0%} load, between tokens {shown(limit)}",
-        "at least the best plain topology's",
-        Bar(-NOISE, at_least=True, by_points=True),
-        *found.pair(traffic.name, (best, after), traffic.load, shown(limit)),
+        Expected("at least the best plain topology's", Bar(-NOISE, at_least=True, by_points=True)),
+        found.pair(traffic.name, (best, after), traffic.load, shown(limit)),
         best,
     )
 

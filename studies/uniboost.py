@@ -20,7 +20,7 @@ from headway.sim.experiment import UNLIMITED, Conditions
 from headway.sim.worker import InstanceSpec
 from studies import compared
 from studies.claims import Bar, Claim
-from studies.compared import Compared
+from studies.compared import Compared, Expected, Quantity
 from studies.runs import (
     Finished,
     Job,
@@ -196,67 +196,48 @@ _FULL = "places are full of long outputs: the longest prompts wait as under fcfs
 _FADE = "the 1 % that fade behind newcomers set this limit"
 _MEAN = "the mean is best for an order that knows lengths, not for one by service alone"
 _WHY = {("light", 0.42): _AGREE, ("light", 0.46): "", ("light", 0.50): ""}
+_TTLT, _TTFT = Quantity("ttlt_p99"), Quantity("ttft_p95")
 
 
 def _tails() -> Iterator[Compared]:
     """Compare tails of TTLT and slowdown with orders that know lengths, and with fcfs."""
+    pair, beside = ("srpt", OURS), (FIXED, "fcfs")
     for at in ("light", "heavy", "tight"):
         for rate in RATES[at]:
-            place = (at, rate)
-            yield Compared(
-                "P99 TTLT",
-                *place,
-                "ttlt_p99",
-                "seconds",
-                "srpt",
-                OURS,
-                "-35…-50 %",
-                Bar(-0.35),
-                _WHY.get(place, _REVERSES),
-                (FIXED, "fcfs"),
-            )
-    for name, at, rate, figure in (
-        ("P99.9 TTLT", "tight", 0.36, "ttlt_p999"),
-        ("P99 slowdown", "light", 0.50, "slowdown_p99"),
-        ("P99 slowdown", "tight", 0.36, "slowdown_p99"),
+            asked = Expected("-35…-50 %", Bar(-0.35), _WHY.get((at, rate), _REVERSES))
+            yield Compared("P99 TTLT", (at, rate), _TTLT, pair, asked, beside)
+    for name, place, figure in (
+        ("P99.9 TTLT", ("tight", 0.36), "ttlt_p999"),
+        ("P99 slowdown", ("light", 0.50), "slowdown_p99"),
+        ("P99 slowdown", ("tight", 0.36), "slowdown_p99"),
     ):
-        yield Compared(
-            name, at, rate, figure, "-", "srpt", OURS, "-", Bar(0.0), "", (FIXED, "fcfs")
-        )
-    for before, value in (("sjf", "below SJF"), ("trail", "below TRAIL")):
-        yield Compared(
-            "P99 TTLT", "light", 0.50, "ttlt_p99", "seconds", before, OURS, value, Bar(0.0)
-        )
-    yield Compared(
-        "mean TTLT",
-        "light",
-        0.50,
-        "ttlt_mean",
-        "seconds",
-        "trail",
-        OURS,
-        "+19 % (its Table 2)",
-        Bar(0.19),
-        _MEAN,
-    )
+        yield Compared(name, place, Quantity(figure, "-"), pair, Expected("-", Bar(0.0)), beside)
+    for name, quantity, before, asked in (
+        ("P99 TTLT", _TTLT, "sjf", Expected("below SJF", Bar(0.0))),
+        ("P99 TTLT", _TTLT, "trail", Expected("below TRAIL", Bar(0.0))),
+        (
+            "mean TTLT",
+            Quantity("ttlt_mean"),
+            "trail",
+            Expected("+19 % (its Table 2)", Bar(0.19), _MEAN),
+        ),
+    ):
+        yield Compared(name, ("light", 0.50), quantity, (before, OURS), asked)
 
 
 def _first_tokens() -> Iterator[Compared]:
     """Compare TTFT with fcfs, by γ-Ada and by a fixed γ."""
     for system in (OURS, FIXED):
-        for at, rate in (("light", 0.46), ("light", 0.50), ("heavy", 0.65), ("tight", 0.33)):
-            pair = ("fcfs", system)
-            value, bar = "-34…-97 %", Bar(-0.34)
-            yield Compared(
-                f"P95 TTFT by {system}", at, rate, "ttft_p95", "seconds", *pair, value, bar, _FULL
-            )
-        for name, figure, value, most in (
-            ("TTFT limit that 99 % keep", "ttft_p99", "2.9…8.7 × tighter", 1 / 2.9 - 1),
-            ("TTLT limit that 99 % keep", "ttlt_p99", "1.7…4.3 × tighter", 1 / 1.7 - 1),
+        for place in (("light", 0.46), ("light", 0.50), ("heavy", 0.65), ("tight", 0.33)):
+            asked = Expected("-34…-97 %", Bar(-0.34), _FULL)
+            yield Compared(f"P95 TTFT by {system}", place, _TTFT, ("fcfs", system), asked)
+        for name, quantity, value, most in (
+            ("TTFT", Quantity("ttft_p99"), "2.9…8.7 × tighter", 1 / 2.9 - 1),
+            ("TTLT", _TTLT, "1.7…4.3 × tighter", 1 / 1.7 - 1),
         ):
-            claim = f"{name} by {system} (Fig. 7)"
-            pair, bar = ("fcfs", system), Bar(most)
-            yield Compared(claim, "light", 0.46, figure, "seconds", *pair, value, bar, _FADE)
+            claim = f"{name} limit that 99 % keep by {system} (Fig. 7)"
+            asked = Expected(value, Bar(most), _FADE)
+            yield Compared(claim, ("light", 0.46), quantity, ("fcfs", system), asked)
 
 
 def _phases() -> Iterator[Compared]:
@@ -267,80 +248,59 @@ def _phases() -> Iterator[Compared]:
         (OURS, "lower", 0.0),
     )
     for rate in RATES["phases"]:
-        pair, bar = ("fcfs", "distboost"), Bar(0.0)
-        place = ("phases", rate)
-        yield Compared("P99 TTLT", *place, "ttlt_p99", "seconds", *pair, "lower below", bar)
+        place, asked = ("phases", rate), Expected("lower below", Bar(0.0))
+        yield Compared("P99 TTLT", place, _TTLT, ("fcfs", "distboost"), asked)
         for before, (after, value, most) in zip(PHASES[1:], steps, strict=False):
-            for name, figure, bar in (
-                ("P99 TTLT", "ttlt_p99", Bar(most)),
-                ("P95 TTFT", "ttft_p95", Bar(0.0)),
+            for name, quantity, bar in (
+                ("P99 TTLT", _TTLT, Bar(most)),
+                ("P95 TTFT", _TTFT, Bar(0.0)),
             ):
-                claim = f"{name} by {after}"
-                yield Compared(claim, *place, figure, "seconds", before, after, value, bar)
+                claim, asked = f"{name} by {after}", Expected(value, bar)
+                yield Compared(claim, place, quantity, (before, after), asked)
         yield Compared(
             "preemptions a request by MemGuard",
-            *place,
-            "preemptions",
-            "preemptions",
-            "uniboost-base",
-            "uniboost-memguard",
-            "restarts bounded (Fig. 8)",
-            Bar(0.0, by_points=True),
-            "",
+            place,
+            Quantity("preemptions", "preemptions"),
+            ("uniboost-base", "uniboost-memguard"),
+            Expected("restarts bounded (Fig. 8)", Bar(0.0, by_points=True)),
             ("fcfs", OURS),
         )
 
 
 def _costs() -> Iterator[Compared]:
-    for at, rate in (("light", 0.50), ("tight", 0.33), ("tight", 0.36)):
-        yield Compared(
-            "requests that were never preempted",
-            at,
-            rate,
-            "never_preempted",
-            "share",
-            "srpt",
-            OURS,
-            "over 0.90 at ρ = 0.99",
-            Bar(0.0, at_least=True, by_points=True),
-            "each arrival may take one credit where nothing else is free",
-            (FIXED,),
-        )
-    yield Compared(
-        "throughput",
-        "light",
-        0.50,
-        "tokens_per_s",
-        "tokens/s",
-        "fcfs",
-        OURS,
-        "+1.2 %",
-        Bar(0.0, at_least=True),
-        "arrivals set it, and the last request's end",
+    for place in (("light", 0.50), ("tight", 0.33), ("tight", 0.36)):
+        why = "each arrival may take one credit where nothing else is free"
+        asked = Expected("over 0.90 at ρ = 0.99", Bar(0.0, at_least=True, by_points=True), why)
+        claim, share = "requests that were never preempted", Quantity("never_preempted", "share")
+        yield Compared(claim, place, share, ("srpt", OURS), asked, (FIXED,))
+    why = "arrivals set it, and the last request's end"
+    asked, tokens = (
+        Expected("+1.2 %", Bar(0.0, at_least=True), why),
+        Quantity("tokens_per_s", "tokens/s"),
     )
+    yield Compared("throughput", ("light", 0.50), tokens, ("fcfs", OURS), asked)
 
 
 def _slider() -> Iterator[Compared]:
     """Compare fixed γ with fcfs: tails of TTLT, medians of TTFT."""
     for gamma in (*(f"gamma={g:g}" for g in SLIDER), FIXED):
-        for name, figure in (("P99 TTLT", "ttlt_p99"), ("P50 TTFT", "ttft_p50")):
-            claim = f"{name} by {gamma}"
-            pair, bar = ("fcfs", gamma), Bar(0.0)
-            yield Compared(claim, "light", 0.50, figure, "seconds", *pair, "below fcfs", bar)
+        for name, quantity in (("P99 TTLT", _TTLT), ("P50 TTFT", Quantity("ttft_p50"))):
+            claim, asked = f"{name} by {gamma}", Expected("below fcfs", Bar(0.0))
+            yield Compared(claim, ("light", 0.50), quantity, ("fcfs", gamma), asked)
 
 
 def _deployments() -> Iterator[Compared]:
     """Compare with fcfs over chunk sizes, routers and replicas (Tables A1 to A3)."""
     papers = {
-        **dict.fromkeys(CHUNKS, ("tails gain at each chunk", "")),
-        **dict(zip(ROUTERS, (("-13.9 %", ""), ("-13.5 %", ""), ("-23.5 %", "")), strict=True)),
+        **dict.fromkeys(CHUNKS, ("tails gain at each chunk", "-")),
+        **dict(zip(ROUTERS, (("-13.9 %", "-"), ("-13.5 %", "-"), ("-23.5 %", "-")), strict=True)),
         **dict.fromkeys(REPLICAS, ("-12.7…-24.2 %", "-8.7…-13.5 %")),
     }
     for at, (tail, first) in papers.items():
-        for name, figure, value in (
-            ("P99 TTLT", "ttlt_p99", tail),
-            ("P95 TTFT", "ttft_p95", first or "-"),
-            ("P99 TPOT", "tpot_p99", "-60.5…-77.5 %" if at in ROUTERS else "-"),
+        for name, quantity, value in (
+            ("P99 TTLT", _TTLT, tail),
+            ("P95 TTFT", _TTFT, first),
+            ("P99 TPOT", Quantity("tpot_p99"), "-60.5…-77.5 %" if at in ROUTERS else "-"),
         ):
-            pair, bar = ("fcfs", OURS), Bar(0.0)
-            yield Compared(name, at, RATES[at][0], figure, "seconds", *pair, value, bar)
+            asked = Expected(value, Bar(0.0))
+            yield Compared(name, (at, RATES[at][0]), quantity, ("fcfs", OURS), asked)

@@ -12,7 +12,7 @@ from headway.sim.records import Record
 from studies import bursts, curves, pascal, sbs, sbs_decode, star, tokenscale
 from studies.bursts import DATA_VARIABLE, MAIN
 from studies.claims import Bar, Claim, PerSeed, change, run_all, unanimous
-from studies.compared import Compared
+from studies.compared import Compared, Expected, Quantity
 from studies.curves import Point
 from studies.runs import Job, Results
 
@@ -155,9 +155,8 @@ def test_a_change_is_a_share_of_the_baseline_or_in_points() -> None:
 def test_a_row_says_against_what_what_was_asked_and_what_others_had() -> None:
     figures = {"plain": 2.0, "ours": 1.0, "other": 1.5}
     rows = {Job("busy", name, 3.0, 1): {"p99": value} for name, value in figures.items()}
-    row = Compared(
-        "P99", "busy", 3.0, "p99", "seconds", "plain", "ours", "-60 %", Bar(-0.6), "why", ("other",)
-    )
+    expected, pair = Expected("-60 %", Bar(-0.6), "why"), ("plain", "ours")
+    row = Compared("P99", ("busy", 3.0), Quantity("p99"), pair, expected, ("other",))
     found = row.judged("p", "a place, 3 requests/s", Results(rows))
     assert (found.against, found.baseline, found.ours, found.verdict) == ("plain", 2.0, 1.0, "open")
     assert found.note == "-50.0% ± 0.0%; why; other 1.5"
