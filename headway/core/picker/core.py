@@ -401,6 +401,7 @@ class PickerCore:
         entry = self._open.get(responded.key)
         if entry is None or not entry.at:
             return
+        prefiller = self._known.get(entry.prefiller)
         self._has_prefilled(entry, now)
         served, other = responded.served or entry.at, self._known.get(responded.served or entry.at)
         if served != entry.at and (first := self._touch(entry.at)) is not None:
@@ -412,7 +413,9 @@ class PickerCore:
         if other is None:
             return
         level = other.health.level
-        if responded.failed:
+        if responded.failed and prefiller is not None:
+            prefiller.health.failed(now=now)  # of the two it is the one that others share
+        elif responded.failed:
             other.health.failed(now=now)
         else:
             other.health.responded(now=now)

@@ -88,6 +88,20 @@ def test_prompts_are_spread_over_prefill_endpoints() -> None:
     assert {gateway.pick(number).prefiller for number in numbers} == {P, Q}
 
 
+def test_a_prefill_endpoint_that_fails_takes_no_decode_endpoint_along() -> None:
+    gateway = split_pool()
+    number = gateway.ask(500)
+    assert gateway.pick(number).prefiller == P
+    gateway.handle(Responded(StreamKey(GATEWAY_ID, number), failed=True))
+    gateway.end(number)
+    assert [each.health for each in gateway.core.endpoints(now=gateway.now)] == ["down", "up", "up"]
+    whole = gateway.ask(500)
+    assert gateway.pick(whole).prefiller == ""
+    gateway.handle(Responded(StreamKey(GATEWAY_ID, whole), failed=True))
+    health = {each.address: each.health for each in gateway.core.endpoints(now=gateway.now)}
+    assert health[gateway.pick(whole).endpoints[0]] == "down"
+
+
 def test_without_a_prefill_endpoint_all_stay_whole() -> None:
     gateway = split_pool()
     gateway.scraped(P, Silence.REFUSED)
