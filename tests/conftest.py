@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 import headway_launch
 from services.local.store import LocalStore
+from services.runtime.store import Store
 
 headway_launch.enter_rooms()  # for the processes that tests start
 
@@ -56,3 +57,11 @@ def store_url() -> Iterator[str]:
 def cluster() -> str:
     """A cluster name that no other test uses."""
     return f"test-{uuid4().hex[:12]}"
+
+
+@pytest.fixture
+async def store(store_url: str, cluster: str) -> AsyncIterator[Store]:
+    """A connection to this cluster's part of the store."""
+    found = await Store.connect(store_url, cluster)
+    yield found
+    await found.close()

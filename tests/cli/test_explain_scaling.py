@@ -102,10 +102,9 @@ async def test_the_secret_is_the_given_one_or_the_environments_or_what_headway_u
 
 
 async def test_the_autoscaler_is_found_in_the_store_and_asked(
-    store_url: str, cluster: str, tmp_path: Path
+    store_url: str, cluster: str, store: Store, tmp_path: Path
 ) -> None:
     config = AutoscalerConfig(store=store_url, cluster=cluster, num_prefill=3, interval=0.05)
-    store = await Store.connect(store_url, cluster)
     async with served(config) as (service, address):
         await decided(service)
         await store.join(Member("autoscaler", "autoscaler", address), ttl=60)
@@ -115,7 +114,6 @@ async def test_the_autoscaler_is_found_in_the_store_and_asked(
             done = await asyncio.to_thread(explain, *flags)
             assert done.returncode == 0, done.stderr
             assert "fixed: prefill 3, decode 1" in done.stdout
-    await store.close()
     wrong = await asyncio.to_thread(explain, "--store", "nowhere")
     assert wrong.returncode == 2
     assert "--store is 'nowhere'" in wrong.stderr

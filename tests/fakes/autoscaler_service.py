@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from services.autoscaler import service as autoscaler
+from protos import autoscaler_pb2_grpc
 from services.autoscaler.config import AutoscalerConfig
-from services.autoscaler.service import AutoscalerService
-from services.runtime.clock import Clock
-from services.runtime.logs import get_logger
-from services.runtime.server import GrpcServer
+from services.autoscaler.service import AutoscalerService, build
+from services.runtime.channel import open_channel
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.service import Runtime
-from services.runtime.store import Store
+from tests.fakes.running import running
+
+Build = Callable[[Runtime[AutoscalerConfig]], Awaitable[AutoscalerService]]
 
 
 @asynccontextmanager
 async def served(config: AutoscalerConfig) -> AsyncIterator[tuple[AutoscalerService, str]]:
-    store = await Store.connect(config.store, config.cluster)
-    runtime = Runtime(config, Clock(), store, GrpcServer(config), get_logger())
-    service = await autoscaler.build(runtime)
-    address = await runtime.server.start()
-    try:
-        yield service, address
-    finally:
-        await service.stop()
-        await runtime.server.stop(0)
-        await store.close()
+    """One that listens and has not started, and its address."""
+    async with running(config, build, starts=False) as (service, runtime):
+        yield service, runtime.address
+
+
+@asynccontextmanager
+async def asked(
+    config: AutoscalerConfig, make: Build = build, *, starts: bool = True
+) -> AsyncIterator[tuple[AutoscalerService, autoscaler_pb2_grpc.AutoscalerAsyncStub]]:
+    """One that has started, and a stub to talk to it."""
+    async with (
+        running(config, make, starts=starts) as (service, runtime),
+        open_channel(runtime.address, config, ServiceRole.AUTOSCALER) as channel,
+    ):
+        yield service, autoscaler_pb2_grpc.AutoscalerStub(channel)
 
 
 async def decided(service: AutoscalerService) -> None:

@@ -12,14 +12,12 @@ from typing import Any
 from headway.request import Request, SamplingParams
 from protos import gateway_pb2, gateway_pb2_grpc
 from services.runtime import wire
-from services.runtime.clock import Clock
 from services.runtime.config import ServiceConfig
-from services.runtime.logs import get_logger
 from services.runtime.server import GrpcServer
-from services.runtime.service import Runtime
-from services.runtime.store import Member, Store
+from services.runtime.store import Member
 from services.worker.config import WorkerConfig
 from services.worker.servicer import WorkerServicer, build
+from tests.fakes.running import running
 from tests.fakes.scheduler_rig import Rig, make_request
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "headway-mini"
@@ -73,21 +71,10 @@ async def live_worker(
     """One that loads the model and joins, at once or when ``join`` says so."""
     options = {"model": str(MODEL), "num_threads": 1, "num_blocks": 640, "role": role, **more}
     config = WorkerConfig(**rig.config, service_id=worker_id, **options)  # type: ignore[arg-type]  # options by name
-    store = await Store.connect(config.store, config.cluster)
-    runtime: Runtime[WorkerConfig] = Runtime(
-        config, Clock(config.clock_error), store, GrpcServer(config), get_logger()
-    )
-    service = await build(runtime)
-    runtime.address = await runtime.server.start()
-    await service.start()
-    if joins:
-        await join(rig, service)
-    try:
+    async with running(config, build) as (service, _):
+        if joins:
+            await join(rig, service)
         yield service
-    finally:
-        await service.stop()
-        await runtime.server.stop(0.1)
-        await store.close()
 
 
 async def join(rig: Rig, service: WorkerServicer) -> None:

@@ -13,8 +13,9 @@ from headway.core.worker.settings import WorkerSettings
 from headway.core.worker.state import WorkerState
 from headway.forward_pass import PassItem, Sampled
 from headway.policies.batching import Batching
-from headway.request import FinishReason, Request, SamplingParams, StreamKey
+from headway.request import FinishReason, SamplingParams, StreamKey
 from headway.service_class import NO_STANDING, Standing
+from tests.fakes.requests import a_request
 
 MARKER = 7
 """Ends the reasoning of a request that reasons."""
@@ -45,15 +46,10 @@ class Planned:
         """A request of so many tokens; the first ``reasoning`` of its output are not shown."""
         key = StreamKey("g", name)
         self.lengths[key], self.answers[key] = output, reasoning
-        request = Request(
-            request_id=str(name),
-            attempt=0,
-            stream_id=name,
-            gateway_id="g",
-            gateway_address="g:1",
-            model="m",
-            prompt_token_ids=(1,) * prompt,
-            sampling=SamplingParams(max_tokens=output),
+        request = a_request(
+            name,
+            (1,) * prompt,
+            SamplingParams(max_tokens=output),
             arrival_at=self.now if arrival_at < 0 else arrival_at,
             reasons=reasoning > 0,
             standing=standing,

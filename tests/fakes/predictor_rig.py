@@ -13,18 +13,15 @@ from numpy.typing import NDArray
 from headway.forward_pass import HiddenStates
 from headway.request import StreamKey
 from protos import predictor_pb2, predictor_pb2_grpc
-from services.predictor import service as predictor
 from services.predictor.config import PredictorConfig
 from services.predictor.network import LengthNetwork, NetworkShape
+from services.predictor.service import build
 from services.predictor.versions import save_version
 from services.runtime import wire
 from services.runtime.channel import open_channel
-from services.runtime.clock import Clock
 from services.runtime.identity.roles import ServiceRole
-from services.runtime.logs import get_logger
-from services.runtime.server import GrpcServer
-from services.runtime.service import Runtime
-from services.runtime.store import Member, Store
+from services.runtime.store import Member
+from tests.fakes.running import running
 
 WIDTH = 4
 
@@ -34,23 +31,16 @@ async def serving(
     config: PredictorConfig, *, joins: bool = False
 ) -> AsyncIterator[predictor_pb2_grpc.PredictorAsyncStub]:
     """One that has started; a member of its cluster where others are to find it."""
-    store = await Store.connect(config.store, config.cluster)
-    runtime = Runtime(config, Clock(), store, GrpcServer(config), get_logger())
-    service = await predictor.build(runtime)
-    runtime.address = await runtime.server.start()
-    await service.start()
-    member = Member("predictor", config.service_id, runtime.address)
-    if joins:
-        await store.join(member, 60.0)
-    try:
-        async with open_channel(runtime.address, config, ServiceRole.PREDICTOR) as channel:
-            yield predictor_pb2_grpc.PredictorStub(channel)
-    finally:
+    async with (
+        running(config, build) as (_, runtime),
+        open_channel(runtime.address, config, ServiceRole.PREDICTOR) as channel,
+    ):
+        member = Member("predictor", config.service_id, runtime.address)
         if joins:
-            await store.leave(member)
-        await service.stop()
-        await runtime.server.stop(0)
-        await store.close()
+            await runtime.store.join(member, 60.0)
+        yield predictor_pb2_grpc.PredictorStub(channel)
+        if joins:
+            await runtime.store.leave(member)
 
 
 def constant_predictor(folder: Path, value: float, width: int = WIDTH) -> Path:

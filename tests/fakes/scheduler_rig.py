@@ -48,6 +48,7 @@ from services.runtime.service import Runtime
 from services.runtime.store import Member, Store
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import SchedulerService
+from tests.fakes.requests import a_request
 
 M = TypeVar("M")
 PATIENCE = 180.0
@@ -212,17 +213,9 @@ def key(stream_id: int, gateway_id: str = "g") -> StreamKey:
 
 
 def make_request(stream_id: int, gateway_id: str = "g", model: str = "m") -> Request:
-    return Request(
-        request_id=f"r{stream_id}",
-        attempt=0,
-        stream_id=stream_id,
-        gateway_id=gateway_id,
-        gateway_address="127.0.0.1:1",
-        model=model,
-        prompt_token_ids=(1, 2, 3, 4),
-        sampling=SamplingParams(temperature=0.0, max_tokens=2),
-        arrival_at=1.0,
-    )
+    fields = {"gateway_id": gateway_id, "gateway_address": "127.0.0.1:1", "model": model}
+    sampling = SamplingParams(temperature=0.0, max_tokens=2)
+    return a_request(stream_id, (1, 2, 3, 4), sampling, arrival_at=1.0, **fields)
 
 
 class Scheduler:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from headway.cluster import Role, UnitLoad, WorkerInfo
 from headway.core.scheduler.core import SchedulerCore
@@ -36,7 +36,7 @@ from headway.messages import (
     Snapshot,
 )
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
-from headway.service_class import NO_STANDING, Standing
+from tests.fakes.requests import a_request
 
 M = TypeVar("M")
 
@@ -50,29 +50,11 @@ def make_request(
     num_prompt: int = 10,
     *,
     max_tokens: int = 5,
-    gateway_id: str = "g",
-    model: str = "m",
-    attempt: int = 0,
-    request_id: str = "",
-    arrival_at: float = 0.0,
-    deadline_at: float = float("inf"),
-    standing: Standing = NO_STANDING,
-    reasons: bool = False,
+    **fields: Any,
 ) -> Request:
-    return Request(
-        request_id=request_id or f"r{stream_id}",
-        attempt=attempt,
-        stream_id=stream_id,
-        gateway_id=gateway_id,
-        gateway_address="g:1",
-        model=model,
-        prompt_token_ids=tuple(range(1, num_prompt + 1)),
-        sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens),
-        arrival_at=arrival_at or stream_id / 1000,
-        deadline_at=deadline_at,
-        standing=standing,
-        reasons=reasons,
-    )
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    fields = {"arrival_at": stream_id / 1000, **fields}
+    return a_request(stream_id, range(1, num_prompt + 1), sampling, **fields)
 
 
 def make_info(

@@ -17,6 +17,7 @@ from headway.policies.batching.fcfs import Fcfs
 from headway.policies.batching.sarathi import Sarathi
 from headway.request import Request, SamplingParams
 from tests.fakes.paged import EOS, WorkerHarness
+from tests.fakes.requests import a_request
 
 
 def make_worker(
@@ -42,17 +43,9 @@ def make_worker(
 def make_request(
     stream_id: int, prompt: int = 6, *, max_tokens: int = 5, gateway_id: str = "g", **sampling: Any
 ) -> Request:
-    return Request(
-        request_id=f"r{stream_id}",
-        attempt=0,
-        stream_id=stream_id,
-        gateway_id=gateway_id,
-        gateway_address="g:1",
-        model="m",
-        prompt_token_ids=tuple(range(stream_id + 1, stream_id + 1 + prompt)),
-        sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens, **sampling),
-        arrival_at=float(stream_id),
-    )
+    tokens = range(stream_id + 1, stream_id + 1 + prompt)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, **sampling)
+    return a_request(stream_id, tokens, params, gateway_id=gateway_id)
 
 
 def dispatch(*requests: Request, dispatch_id: int = 1, unit: int = 0) -> Dispatch:

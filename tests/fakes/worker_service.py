@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,15 @@ from headway.request import Request, SamplingParams
 from protos import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
 from services.runtime import wire
 from services.runtime.channel import open_channel
-from services.runtime.clock import Clock
 from services.runtime.identity.roles import ServiceRole
-from services.runtime.logs import get_logger
-from services.runtime.server import GrpcServer
 from services.runtime.service import Runtime
-from services.runtime.store import Store
 from services.worker.config import WorkerConfig
 from services.worker.engines import Load, load_engine
 from services.worker.loading import load_backend
 from services.worker.servicer import WorkerServicer, build
 from tests.fakes.fake_engine import load_fake
+from tests.fakes.requests import a_request
+from tests.fakes.running import running
 
 LOADERS: dict[str, Load] = {"torch": load_backend, "fake": load_fake, "openai": load_engine}
 needs_nixl = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
@@ -82,18 +81,8 @@ async def process(
         engine="torch" if engine == "fake" else engine,
         **({} if engine == "openai" and load is None else {"num_blocks": 160}) | options,
     )
-    store = await Store.connect(store_url, cluster)
-    server = GrpcServer(config)
-    runtime: Runtime[WorkerConfig] = Runtime(config, Clock(), store, server, get_logger())
-    service = await build(runtime, load or LOADERS[engine])
-    runtime.address = await server.start()
-    try:
-        await service.start()
-        yield service, runtime
-    finally:
-        await service.stop()
-        await server.stop(0)
-        await store.close()
+    async with running(config, partial(build, load=load or LOADERS[engine])) as found:
+        yield found
 
 
 @asynccontextmanager
@@ -159,14 +148,6 @@ async def send_kv(stub: Any, *chunks: worker_pb2.KvChunk) -> Any:
 
 
 def make_request(address: str, stream_id: int = 1, *, max_tokens: int = 4) -> Request:
-    return Request(
-        request_id=f"r{stream_id}",
-        attempt=0,
-        stream_id=stream_id,
-        gateway_id="g",
-        gateway_address=address,
-        model=MODEL.name,
-        prompt_token_ids=(65, 100, 100, 32, 49),
-        sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True),
-        arrival_at=1.0,
-    )
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    fields = {"gateway_address": address, "model": MODEL.name, "arrival_at": 1.0}
+    return a_request(stream_id, (65, 100, 100, 32, 49), sampling, **fields)

@@ -16,6 +16,7 @@ from headway.policies import registry
 from headway.request import Request, SamplingParams, StreamKey
 from headway.service_class import Standing
 from tests.fakes.paged import EOS, WorkerHarness, expected_output
+from tests.fakes.requests import a_request
 
 STEPS = st.lists(
     st.one_of(
@@ -32,19 +33,10 @@ STOPS = (5, 12, 19, 26, 33, 40, 47)
 
 
 def request_of(stream_id: int, num_prompt: int, max_tokens: int) -> Request:
-    return Request(
-        request_id=str(stream_id),
-        attempt=0,
-        stream_id=stream_id,
-        gateway_id="g",
-        gateway_address="g:1",
-        model="m",
-        prompt_token_ids=tuple((stream_id % 3 * 7 + i) % 50 + 1 for i in range(num_prompt)),
-        sampling=SamplingParams(
-            temperature=0.0, max_tokens=max_tokens, stop_token_ids=STOPS if stream_id % 2 else ()
-        ),
-        arrival_at=float(stream_id),
-    )
+    prompt = ((stream_id % 3 * 7 + i) % 50 + 1 for i in range(num_prompt))
+    stops = STOPS if stream_id % 2 else ()
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, stop_token_ids=stops)
+    return a_request(stream_id, prompt, sampling)
 
 
 @settings(max_examples=400, deadline=None)

@@ -100,7 +100,7 @@ class Scenario:
                 int(options.get("tokens", "10")),
                 max_tokens=int(options.get("max", "5")),
                 attempt=int(options.get("attempt", "0")),
-                request_id=options.get("request", ""),
+                request_id=options.get("request", f"r{word}"),
                 reasons="reasons" in options,
                 deadline_at=self.scheduler.now + float(patience or "inf"),
             )

@@ -16,6 +16,7 @@ from headway.messages import CancelStream, Dispatch, EndForward, Handoff, UnitBa
 from headway.policies import registry
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
 from tests.fakes.paged import EOS, WorkerHarness, expected_output
+from tests.fakes.requests import a_request
 
 PROMPT = (5, 6, 7)
 
@@ -40,17 +41,8 @@ def asking(
     count: int = 6,
     stops: tuple[int, ...] = (),
 ) -> Request:
-    return Request(
-        request_id=str(stream_id),
-        attempt=0,
-        stream_id=stream_id,
-        gateway_id="g",
-        gateway_address="g:1",
-        model="m",
-        prompt_token_ids=prompt,
-        sampling=SamplingParams(temperature=0.0, max_tokens=count, stop_token_ids=stops),
-        arrival_at=float(stream_id),
-    )
+    sampling = SamplingParams(temperature=0.0, max_tokens=count, stop_token_ids=stops)
+    return a_request(stream_id, prompt, sampling)
 
 
 def dispatch(worker: WorkerHarness, *requests: Request) -> None:

@@ -17,13 +17,9 @@ from services.autoscaler.actuators import Actuator
 from services.autoscaler.config import AutoscalerConfig
 from services.autoscaler.service import AutoscalerService
 from services.autoscaler.start_metrics import StartMetrics
-from services.runtime.channel import open_channel
-from services.runtime.clock import Clock
-from services.runtime.identity.roles import ServiceRole
-from services.runtime.logs import get_logger
-from services.runtime.server import GrpcServer
 from services.runtime.service import Runtime
 from services.runtime.store import Store
+from tests.fakes.autoscaler_service import asked
 
 
 class Books(Actuator):
@@ -66,19 +62,13 @@ class Books(Actuator):
 async def steered(
     config: AutoscalerConfig, books: Books
 ) -> AsyncIterator[tuple[AutoscalerService, autoscaler_pb2_grpc.AutoscalerAsyncStub]]:
-    store = await Store.connect(config.store, config.cluster)
-    runtime = Runtime(config, Clock(), store, GrpcServer(config), get_logger())
-    service = AutoscalerService(runtime, books)
-    runtime.server.add(service)
-    address = await runtime.server.start()
-    await service.start()
-    try:
-        async with open_channel(address, config, ServiceRole.AUTOSCALER) as channel:
-            yield service, autoscaler_pb2_grpc.AutoscalerStub(channel)
-    finally:
-        await service.stop()
-        await runtime.server.stop(0)
-        await store.close()
+    async def make(runtime: Runtime[AutoscalerConfig]) -> AutoscalerService:
+        service = AutoscalerService(runtime, books)
+        runtime.server.add(service)
+        return service
+
+    async with asked(config, make) as found:
+        yield found
 
 
 async def until(holds: Callable[[], Awaitable[bool] | bool]) -> None:
@@ -206,18 +196,16 @@ async def test_an_autoscaler_that_comes_back_takes_nothing_away_before_it_knows(
 
 
 async def test_without_an_actuator_it_begins_with_what_it_wanted_before(
-    store_url: str, cluster: str
+    store_url: str, cluster: str, store: Store
 ) -> None:
     config = blitzscale(store_url, cluster, scale_down_delay=60.0)
     async with steered(config, Books()) as (service, stub):
         await stub.ReportFleet(fleet(1, 20))
-        store = await Store.connect(store_url, cluster)
 
         async def is_published() -> bool:
             return (await store.read_targets() or {}).get("num_prefill") == 3
 
         await until(is_published)
-        await store.close()
     async with steered(config, Books()) as (service, _):
         await until(lambda: len(service.decisions.last(0)) > 1)
         assert {d.targets.num_prefill for d in service.decisions.last(0)} == {3}

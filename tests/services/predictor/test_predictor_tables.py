@@ -48,3 +48,14 @@ async def test_a_full_call_is_learned(store_url: str, cluster: str) -> None:
         assert observed.num_observed == 10_000
         table = await stub.GetTable(predictor_pb2.GetTableRequest(model="m"))
         assert (table.num_samples[-1], table.mean_output_tokens[-1]) == (10_000, 7.0)
+
+
+async def test_a_table_tells_the_mean_of_what_was_learned(store_url: str, cluster: str) -> None:
+    async with serving(PredictorConfig(store=store_url, cluster=cluster)) as stub:
+        observed = predictor_pb2.ObserveRequest(
+            model="m", num_prompt_tokens=[5, 6], num_output_tokens=[10, 20]
+        )
+        assert (await stub.Observe(observed)).num_observed == 2
+        table = await stub.GetTable(predictor_pb2.GetTableRequest(model="m"))
+        assert table.mean_output_tokens[0] == 15.0
+        assert len(table.mean_output_tokens) == len(table.bucket_upper_bounds) + 1

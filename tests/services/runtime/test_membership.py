@@ -55,9 +55,8 @@ async def test_a_member_that_moves_leaves_and_joins(store_url: str, cluster: str
 
 
 async def test_two_processes_with_one_id_are_named(
-    store_url: str, cluster: str, capsys: pytest.CaptureFixture[str]
+    store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = await Store.connect(store_url, cluster)
     await store.join(Member("worker", "w1", "before:1"))  # killed: its lease is still there
     first, second = (
         MembershipLease(store, Member("worker", "w1", address)) for address in ("a:1", "b:1")
@@ -76,7 +75,6 @@ async def test_two_processes_with_one_id_are_named(
     assert "before:1" not in said
     await first.stop()
     await second.stop()
-    await store.close()
 
 
 async def test_a_store_that_comes_back_empty_takes_nobody_out(cluster: str) -> None:
@@ -94,8 +92,8 @@ async def test_a_store_that_comes_back_empty_takes_nobody_out(cluster: str) -> N
             await lease.stop()
 
 
-async def test_a_listener_that_fails_does_not_end_the_watch(store_url: str, cluster: str) -> None:
-    store, seen = await Store.connect(store_url, cluster), asyncio.Queue[str]()
+async def test_a_listener_that_fails_does_not_end_the_watch(store: Store) -> None:
+    seen = asyncio.Queue[str]()
 
     def on_join(member: Member) -> None:
         if member.member_id == "bad":
@@ -109,7 +107,6 @@ async def test_a_listener_that_fails_does_not_end_the_watch(store_url: str, clus
     async with asyncio.timeout(PATIENCE):
         assert await seen.get() == "good"
     await watch.stop()
-    await store.close()
 
 
 def test_an_outage_of_the_store_does_not_count_as_absence() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from uuid import uuid4
 
 import pytest
@@ -14,13 +13,6 @@ from hypothesis import strategies as st
 from headway.errors import Code, HeadwayError
 from services.local.store import LocalStore
 from services.runtime.store import Member, Store
-
-
-@pytest.fixture
-async def store(store_url: str, cluster: str) -> AsyncIterator[Store]:
-    found = await Store.connect(store_url, cluster)
-    yield found
-    await found.close()
 
 
 async def lead(store: Store, candidate: str, ttl: float = 5.0) -> int | None:

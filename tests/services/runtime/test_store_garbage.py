@@ -35,13 +35,6 @@ BYTES = st.one_of(
 
 
 @pytest.fixture
-async def store(store_url: str, cluster: str) -> AsyncIterator[Store]:
-    found = await Store.connect(store_url, cluster)
-    yield found
-    await found.close()
-
-
-@pytest.fixture
 async def raw(store_url: str, cluster: str) -> AsyncIterator[redis.Redis]:
     async with redis.from_url(store_url) as client:
         yield client

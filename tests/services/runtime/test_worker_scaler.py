@@ -106,9 +106,9 @@ async def test_an_order_that_makes_no_sense_is_refused(
             await actuator.scale(role, number)
 
 
-async def test_without_a_supervisor_the_way_out_is_named(store_url: str, cluster: str) -> None:
-    store = await Store.connect(store_url, cluster)
+async def test_without_a_supervisor_the_way_out_is_named(
+    store_url: str, cluster: str, store: Store
+) -> None:
     actuator = ProcessActuator(ServiceConfig(store=store_url, cluster=cluster), store)
     with pytest.raises(HeadwayError, match="start it with `headway up`"):
         await actuator.ordered()
-    await store.close()

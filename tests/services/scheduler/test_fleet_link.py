@@ -36,11 +36,10 @@ class Listener(autoscaler_pb2_grpc.AutoscalerServicer):
 
 
 async def test_the_fleet_is_told_again_and_again_to_whoever_is_the_autoscaler(
-    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+    store_url: str, cluster: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet_link, "_INTERVAL", 0.05)
     config = ServiceConfig(service_id="s", store=store_url, cluster=cluster)
-    store = await Store.connect(store_url, cluster)
     link = FleetLink(config, store, lambda: {"m": FLEET})
     link.start()
     try:
@@ -56,15 +55,13 @@ async def test_the_fleet_is_told_again_and_again_to_whoever_is_the_autoscaler(
             await server.stop(0)
     finally:
         await link.close()
-        await store.close()
 
 
 async def test_every_model_is_told_to_the_autoscaler_that_scales_it(
-    store_url: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+    store_url: str, cluster: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet_link, "_INTERVAL", 0.05)
     config = ServiceConfig(service_id="s", store=store_url, cluster=cluster)
-    store = await Store.connect(store_url, cluster)
     link = FleetLink(config, store, lambda: {"m": FLEET, "other": OTHER, "nobody's": OTHER})
     link.start()
     listeners: dict[str, Listener] = {}
@@ -82,6 +79,5 @@ async def test_every_model_is_told_to_the_autoscaler_that_scales_it(
                 assert await listeners["other"].heard.get() == FleetReport(OTHER, "other")
     finally:
         await link.close()
-        await store.close()
         for server in servers:
             await server.stop(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from math import inf, nan
 
 import pytest
@@ -38,13 +37,6 @@ LEARNED = st.builds(Learned, NAMES, st.integers(0, 2**40), TIMES, TIMES, TIMES, 
 
 def saved(stream_id: int, worker_id: str = "w") -> SavedRequest:
     return SavedRequest(key(stream_id), worker_id, 3, 1.0, 0.5, UnitId("d", 1), False)
-
-
-@pytest.fixture
-async def store(store_url: str, cluster: str) -> AsyncIterator[Store]:
-    found = await Store.connect(store_url, cluster)
-    yield found
-    await found.close()
 
 
 async def read(store: Store) -> tuple[SavedRequest, ...]:

@@ -8,13 +8,13 @@ from headway.engine import ModelSize, PassFailure
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import SAVED, ForwardPass, Swap
 from headway.messages import Dispatch, UnitBatch
-from headway.request import Request, SamplingParams
 from services.worker.config import WorkerConfig
 from services.worker.engine.backend import TorchBackend
 from services.worker.engine.kv import host as host_kv
 from services.worker.loading import host_blocks_per_unit
 from tests.fakes.engine_rig import Run, load, prompt, read_kv, reference_output
 from tests.fakes.memory_rig import MODEL, Client, EngineWorker
+from tests.fakes.requests import a_request
 
 
 def engine(llama: str, num_host_blocks: int = 9) -> TorchBackend:
@@ -109,7 +109,7 @@ def test_turns_on_a_small_pool_say_what_they_say_on_a_large_one(llama: str) -> N
     turns = {name: prompt(13, name) for name in range(5)}
     for stream_id in range(15):
         name = stream_id % 5
-        request = asking(stream_id, turns[name])
+        request = a_request(stream_id, turns[name], model=MODEL)
         for worker in pools:
             worker.post(Dispatch(stream_id + 1, (UnitBatch(0, (request,)),)))
             while worker.run_pass():
@@ -119,20 +119,6 @@ def test_turns_on_a_small_pool_say_what_they_say_on_a_large_one(llama: str) -> N
     counts = pools[1].core.prefix_counts
     assert counts.num_host_hit_tokens > counts.num_asked_tokens / 2
     assert list(pools[1].leaks()) == []
-
-
-def asking(stream_id: int, token_ids: tuple[int, ...]) -> Request:
-    return Request(
-        request_id=f"r{stream_id}",
-        attempt=0,
-        stream_id=stream_id,
-        gateway_id="g",
-        gateway_address="g:1",
-        model=MODEL,
-        prompt_token_ids=token_ids,
-        sampling=SamplingParams(temperature=0.0, max_tokens=5),
-        arrival_at=float(stream_id),
-    )
 
 
 def test_kv_from_elsewhere_waits_until_a_pass_has_saved_its_own(llama: str) -> None:

@@ -16,10 +16,11 @@ from headway.engine import PassFailure, QueueingBackend
 from headway.forward_pass import PENDING, ForwardPass, PassItem, PassResult
 from headway.messages import Dispatch, UnitBatch
 from headway.policies import registry
-from headway.request import Request, SamplingParams, StreamKey
+from headway.request import SamplingParams, StreamKey
 from services.worker.engine.options import EngineOptions
 from services.worker.engine.queueing import QueueingTorchBackend
 from tests.fakes.engine_rig import GREEDY, MAX_MODEL_LEN, backend, prompt, reference_output
+from tests.fakes.requests import a_request
 
 BLOCK_SIZE = 8
 LENGTHS = ((40, 9), (3, 20), (70, 5), (12, 14), (1, 11), (25, 8))
@@ -88,17 +89,8 @@ class Pipeline:
     def answer(self, samplings: list[SamplingParams]) -> None:
         for number, (length, num_tokens) in enumerate(LENGTHS):
             sampling = samplings[number % len(samplings)]
-            request = Request(
-                request_id=str(number),
-                attempt=0,
-                stream_id=number,
-                gateway_id="g",
-                gateway_address="g:1",
-                model="m",
-                prompt_token_ids=prompt(length),
-                sampling=replace(sampling, max_tokens=num_tokens, ignore_eos=True),
-                arrival_at=self.now,
-            )
+            sampling = replace(sampling, max_tokens=num_tokens, ignore_eos=True)
+            request = a_request(number, prompt(length), sampling, arrival_at=self.now)
             self.post(Dispatch(number + 1, (UnitBatch(0, (request,)),)))
             if self.results and number % 2:
                 self.post(self.results.popleft()())

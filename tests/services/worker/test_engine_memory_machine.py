@@ -24,6 +24,7 @@ from headway.request import Request, SamplingParams, StreamKey
 from services.worker.engine.backend import TorchBackend
 from tests.fakes.engine_rig import load, prompt, reference_output
 from tests.fakes.memory_rig import MODEL, Client, EngineWorker, run_alone
+from tests.fakes.requests import a_request
 
 PREFIX = prompt(17, 5)
 MAX_LEN = 42
@@ -33,6 +34,7 @@ SAMPLINGS = (
     SamplingParams(temperature=0.8, seed=4, repetition_penalty=1.3, frequency_penalty=0.4),
     SamplingParams(temperature=0.0, presence_penalty=0.7, stop_token_ids=tuple(range(0, 97, 9))),
 )
+
 PROMPTS = st.tuples(st.integers(0, 17), st.integers(1, 7), st.integers(0, 1))
 WHICH = st.integers(0, 1)
 
@@ -49,25 +51,11 @@ def backends(folder: str) -> tuple[TorchBackend, ...]:
 
 @cache
 def expected(folder: str, token_ids: tuple[int, ...], sampling: SamplingParams) -> list[int]:
-    request = asking(0, token_ids, sampling)
+    request = a_request(0, token_ids, sampling, model=MODEL)
     alone = run_alone(backends(folder)[2], request, MAX_LEN)
     if sampling.temperature == 0.0 and not sampling.has_penalties:
         assert alone == reference_output(folder, token_ids, len(alone))
     return alone
-
-
-def asking(stream_id: int, token_ids: tuple[int, ...], sampling: SamplingParams) -> Request:
-    return Request(
-        request_id=f"r{stream_id}",
-        attempt=0,
-        stream_id=stream_id,
-        gateway_id="g",
-        gateway_address="g:1",
-        model=MODEL,
-        prompt_token_ids=token_ids,
-        sampling=sampling,
-        arrival_at=float(stream_id),
-    )
 
 
 class Memory(RuleBasedStateMachine):
@@ -144,7 +132,7 @@ class Memory(RuleBasedStateMachine):
                 **{f: getattr(sampling, f) for f in SamplingParams.__slots__}
                 | {"max_tokens": max_tokens}
             )
-            request = asking(len(self.requests), token_ids, wanted)
+            request = a_request(len(self.requests), token_ids, wanted, model=MODEL)
             self.requests[request.stream_id] = request
             requests.append(request)
         batch = UnitBatch(0, tuple(requests))

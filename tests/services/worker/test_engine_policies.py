@@ -12,13 +12,14 @@ from headway.core.worker.events import SendTokens, WorkerAction, WorkerEvent
 from headway.forward_pass import ForwardPass
 from headway.messages import Dispatch, UnitBatch
 from headway.policies import registry
-from headway.request import Request, SamplingParams
+from headway.request import SamplingParams
 from tests.fakes.engine_rig import (
     MAX_MODEL_LEN,
     backend,
     prompt,
     reference_output,
 )
+from tests.fakes.requests import a_request
 
 BLOCK_SIZE = 8
 LENGTHS = ((40, 9), (3, 20), (70, 5), (12, 14), (1, 11), (25, 8))
@@ -72,17 +73,8 @@ def test_every_policy_gives_the_tokens_of_generate(
 ) -> None:
     live = Live(llama, batching, runs_ahead)
     for name, (length, num_tokens) in enumerate(LENGTHS):
-        request = Request(
-            request_id=str(name),
-            attempt=0,
-            stream_id=name,
-            gateway_id="g",
-            gateway_address="g:1",
-            model="m",
-            prompt_token_ids=prompt(length),
-            sampling=SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True),
-            arrival_at=live.now,
-        )
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        request = a_request(name, prompt(length), sampling, arrival_at=live.now)
         live.post(Dispatch(name + 1, (UnitBatch(name % 2, (request,)),)))
         if live.passes and name % 2:
             live.post(live.engine.run(live.passes.popleft()))

@@ -51,13 +51,11 @@ class Linked:
 
 
 @pytest.fixture
-async def linked(store_url: str, cluster: str) -> AsyncIterator[Linked]:
-    store = await Store.connect(store_url, cluster)
+async def linked(store_url: str, cluster: str, store: Store) -> AsyncIterator[Linked]:
     found = Linked(ServiceConfig(store=store_url, cluster=cluster), store)
     found.link.start()
     yield found
     await found.link.stop()
-    await store.close()
 
 
 @pytest.fixture
