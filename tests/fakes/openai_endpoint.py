@@ -21,6 +21,7 @@ class OpenAIEndpoint:
         self.refused: set[str] = set()
         """Fields that it answers with 400."""
         self.reads = {"cache_salt", "structured_outputs", "thinking_token_budget"}
+        self.reads |= {"bad_words", "prompt_logprobs"}
         """Fields that clients may leave out and that it does not ignore, whatever is in them."""
         self.names_tokens = True
         self.breaks_after: list[int] = []
@@ -53,7 +54,10 @@ class OpenAIEndpoint:
             _respond(handler, 400, {"error": {"message": f"{wrong[0]} is not supported"}})
         elif not body.get("stream"):
             self.computes.wait(60)
-            _respond(handler, 200, {"choices": [self._choice([next_token(body["prompt"])], body)]})
+            choice = self._choice([next_token(body["prompt"])], body)
+            if body.get("prompt_logprobs") is not None:
+                choice["prompt_logprobs"] = [None, *map(_scores, body["prompt"][1:])]
+            _respond(handler, 200, {"choices": [choice]})
         elif self.busy:
             self.busy -= 1
             if self.busy_status:
@@ -120,6 +124,11 @@ class OpenAIEndpoint:
         return choice
 
 
+def _scores(token: int) -> dict[str, Any]:
+    """Return vLLM's entry of a prompt's token: the likeliest, and the token itself."""
+    return {"7": {"logprob": -0.25, "rank": 1}, str(token): {"logprob": -token / 8, "rank": token}}
+
+
 def _is_wrong(field: str, body: dict[str, Any]) -> bool:
     value = body[field]
     match field:
@@ -127,6 +136,8 @@ def _is_wrong(field: str, body: dict[str, Any]) -> bool:
             return not isinstance(value, str)
         case "structured_outputs":
             return len(value.keys() & {"json", "regex", "choice", "grammar"}) != 1
+        case "bad_words":
+            return not all(isinstance(word, str) and word for word in value)
         case _:
             return bool(value < 0)
 

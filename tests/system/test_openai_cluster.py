@@ -73,6 +73,24 @@ async def test_answers_through_an_endpoint_equal_those_of_generate_though_its_wo
                 extra_body={"structured_outputs": {"choice": ["yes", "no"]}},
             )
             assert chosen.choices[0].text in ("yes", "no")
+            through, direct = [
+                await each.completions.create(
+                    model="headway-mini",
+                    prompt="Add 17, 25, 8.",
+                    temperature=0,
+                    max_tokens=8,
+                    extra_body={"prompt_logprobs": 2, "bad_words": ["4", "5"]},
+                )
+                for each in (client, client_of(behind))
+            ]
+            assert through.choices[0].text == direct.choices[0].text
+            assert set("45").isdisjoint(through.choices[0].text)
+            theirs, ours = [
+                each.choices[0].to_dict()["prompt_logprobs"] for each in (direct, through)
+            ]
+            assert isinstance(ours, list)
+            assert len(ours) == len("Add 17, 25, 8.")
+            assert ours == theirs
 
 
 def test_roles_that_an_endpoint_cannot_have_are_refused_before_the_start(tmp_path: Path) -> None:

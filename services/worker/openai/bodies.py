@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from headway.engine import Drawn
 from headway.errors import Code, HeadwayError
-from headway.request import FinishReason, Request, SamplingParams, StreamKey, TokenLogprobs
+from headway.request import (
+    BadWord,
+    FinishReason,
+    Request,
+    SamplingParams,
+    StreamKey,
+    TokenLogprobs,
+)
+from services.runtime.reasoning import model_file
 from services.worker.openai.endpoint import KnownEndpoint
 
 _REASONS = {
@@ -56,26 +68,42 @@ def completion_body(
     if endpoint.takes_priority:
         body["priority"] = priority
     body |= _logprobs_of(endpoint, sampling) | _constraints_of(endpoint, sampling, done)
-    if request.cache_salt:
-        body["cache_salt"] = _salt_of(endpoint, request)
-    return body
+    return body | _salt_of(endpoint, request)
 
 
-def _salt_of(endpoint: KnownEndpoint, request: Request) -> str:
+def scores_body(endpoint: KnownEndpoint, request: Request) -> dict[str, Any] | None:
+    """Return the body that asks for the log probabilities of a prompt, None where nobody does.
+
+    It is a request of its own: vLLM streams none.
+    """
+    if request.sampling.num_prompt_logprobs is None:
+        return None
+    return {
+        "model": request.adapter or endpoint.model,
+        "prompt": [*request.prompt_token_ids],
+        "max_tokens": 1,
+        "temperature": 0,
+        "prompt_logprobs": request.sampling.num_prompt_logprobs,
+    } | _salt_of(endpoint, request)
+
+
+def _salt_of(endpoint: KnownEndpoint, request: Request) -> dict[str, Any]:
+    if not request.cache_salt:
+        return {}
     if not endpoint.takes_salt:
         message = (
             "the endpoint takes no cache_salt, so its prefix cache would be shared with others: "
             "leave cache_salt out, or ask for a model whose engine keeps salts apart"
         )
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="cache_salt")
-    return request.cache_salt
+    return {"cache_salt": request.cache_salt}
 
 
 def _logprobs_of(endpoint: KnownEndpoint, sampling: SamplingParams) -> dict[str, Any]:
-    if sampling.num_prompt_logprobs is not None:
+    if sampling.num_prompt_logprobs is not None and not endpoint.scores_prompts:
         message = (
-            "log probabilities of a prompt come from Headway's own engine alone: leave out "
-            "prompt_logprobs, or echo with logprobs, for a model behind an OpenAI endpoint"
+            "the endpoint of this model gives no log probabilities of a prompt: leave out "
+            "prompt_logprobs, or echo with logprobs"
         )
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="prompt_logprobs")
     if sampling.num_logprobs is None:
@@ -92,8 +120,6 @@ def _constraints_of(
     constraints = sampling.constraints
     if constraints is None:
         return {}
-    if constraints.bad_words:
-        raise _not_kept("bad words", "bad_words")
     body: dict[str, Any] = {}
     if constraints.grammar:
         if not endpoint.takes_grammars:
@@ -108,12 +134,32 @@ def _constraints_of(
     if body and num_done:
         message = "an endpoint begins a response format or a thinking budget anew: ask again"
         raise HeadwayError(Code.INTERNAL, message)
+    if constraints.bad_words:
+        body["bad_words"] = _words_of(endpoint, constraints.bad_words)
     if constraints.allowed_token_ids:
         body["allowed_token_ids"] = list(constraints.allowed_token_ids)
     if constraints.biased_token_ids:
         pairs = zip(constraints.biased_token_ids, constraints.biases, strict=True)
         body["logit_bias"] = {str(token): bias for token, bias in pairs}
     return body
+
+
+def _words_of(endpoint: KnownEndpoint, bad_words: Sequence[BadWord]) -> list[str]:
+    """Return words as text. The endpoint, too, forbids each with and without a space before it."""
+    tokenizer = _tokenizer(endpoint.tokenizer) if endpoint.takes_bad_words else None
+    if tokenizer is None:
+        raise _not_kept("bad words", "bad_words")
+    spelled = (tokenizer.decode(word.token_ids, skip_special_tokens=False) for word in bad_words)
+    words = list(dict.fromkeys(text.lstrip() or text for text in spelled))
+    if not all(words) or any("\ufffd" in word for word in words):
+        raise _not_kept("bad words that are no text", "bad_words")
+    return words
+
+
+@cache
+def _tokenizer(model: str) -> Tokenizer | None:
+    file = model_file(model, "tokenizer.json")
+    return None if file is None else Tokenizer.from_file(str(file))
 
 
 def _not_kept(what: str, param: str) -> HeadwayError:
@@ -149,6 +195,33 @@ def read_drawn(
         raise HeadwayError(Code.INTERNAL, message)
     logprobs = _read_logprobs(choice, vocab_size)
     return Drawn(key, tokens, reason, logprobs if len(logprobs) == len(tokens) else ())
+
+
+def read_scores(
+    reply: Mapping[str, Any], request: Request, vocab_size: int
+) -> tuple[TokenLogprobs, ...]:
+    """Return the log probabilities of a prompt's tokens, from the second on.
+
+    HeadwayError and other exceptions for a reply that cannot be read.
+    """
+    count = request.sampling.num_prompt_logprobs or 0
+    told = reply["choices"][0]["prompt_logprobs"]
+    pairs = zip(request.prompt_token_ids, told, strict=True)
+    return tuple(_score(token, entry, count, vocab_size) for token, entry in [*pairs][1:])
+
+
+def _score(
+    token: int, entry: Mapping[str, Mapping[str, Any]], count: int, vocab_size: int
+) -> TokenLogprobs:
+    found = {_token_id(int(name), vocab_size): float(e["logprob"]) for name, e in entry.items()}
+    best = sorted(found, key=lambda each: -found[each])[:count]
+    return TokenLogprobs(found[token], tuple(best), tuple(found[each] for each in best))
+
+
+def with_scores(drawn: Drawn, scores: tuple[TokenLogprobs, ...]) -> Drawn:
+    """Return an output's first tokens with the log probabilities of its prompt."""
+    first, *others = drawn.logprobs or [TokenLogprobs(0.0)] * len(drawn.token_ids)
+    return drawn._replace(logprobs=(replace(first, prompt=scores), *others))
 
 
 def _token_id(token: object, vocab_size: int) -> int:

@@ -126,9 +126,14 @@ class KnownEndpoint:
     takes_budget: bool
     """True if it reads ``thinking_token_budget``: it knows where the model's reasoning ends, then,
     and its grammars begin there."""
+    takes_bad_words: bool
+    scores_prompts: bool
+    """True if it gives the log probabilities of a prompt's tokens."""
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     """Token ids from this one on cannot be drawn."""
+    tokenizer: str
+    """Folder or hub id."""
 
 
 def parse_args(given: dict[str, Any]) -> EndpointArgs:
@@ -229,8 +234,11 @@ def examine(
             probe.reads("cache_salt", "headway", []),
             probe.reads("structured_outputs", {"regex": "a"}, {"regex": "a", "choice": ["a"]}),
             probe.reads("thinking_token_budget", 8, -8),
+            probe.reads("bad_words", ["headway"], [8]),
+            probe.reads("prompt_logprobs", 1, -8),
             eos_token_ids(model),
             _vocab_size(model),
+            model,
         )
 
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from math import inf
 from typing import Any, NamedTuple
@@ -31,14 +32,20 @@ from headway.core.scheduler.settings import SchedulerSettings
 from headway.engine import Drawn, EngineInfo, EngineStepped
 from headway.errors import Code, HeadwayError
 from headway.policies.packing.flow_control import FlowControl
-from headway.request import FinishReason, Request, StreamKey
+from headway.request import FinishReason, Request, StreamKey, TokenLogprobs
 from services.endpoints.pool import EndpointPool, WatchIntervals, choosing_settings
 from services.runtime.clock import Clock
 from services.runtime.essential import essential
 from services.runtime.logs import get_logger
 from services.runtime.watchdog import end_process
 from services.worker.config import WorkerConfig
-from services.worker.openai.bodies import completion_body, read_drawn
+from services.worker.openai.bodies import (
+    completion_body,
+    read_drawn,
+    read_scores,
+    scores_body,
+    with_scores,
+)
 from services.worker.openai.endpoint import KnownEndpoint, examine_first, parse_args, root_of
 
 _GATHER = 0.001
@@ -48,7 +55,7 @@ _FACTOR = 10.0
 """A token may take so many times what the endpoint has taken for others."""
 _NEW = 0.1
 """Weight of a new gap between tokens in their mean."""
-_LONGEST_LINE, _LONGEST_ERROR = 1 << 20, 500  # bytes
+_LONGEST_LINE, _LONGEST_ERROR, _LONGEST_SCORES = 1 << 20, 500, 1 << 25  # bytes
 _UNABLE = (502, 503, 504)
 """Statuses of an endpoint that cannot serve: others are tried until it answers a scrape."""
 _NO_LIMIT = 1 << 30
@@ -62,7 +69,6 @@ _LOSSES = (
     "tenants share the window alone: the endpoint does not divide its passes among them",
     "no hidden states: remaining lengths are estimated from counts",
     "a sampled output that is resumed goes on with other draws",
-    "no bad words or log probabilities of prompts",
     "an output with a response format or a thinking budget cannot be resumed",
 )
 
@@ -81,6 +87,14 @@ class _Break(NamedTuple):
     def is_unable(self) -> bool:
         """True if its endpoint cannot serve anybody now."""
         return not self.status or self.status in _UNABLE
+
+
+class _NoAnswerError(Exception):
+    """An endpoint's answer without what was asked for; ``broken``: None where it is final."""
+
+    def __init__(self, broken: _Break | None) -> None:
+        super().__init__(broken)
+        self.broken = broken
 
 
 class _Following:
@@ -195,6 +209,10 @@ class OpenAIEngine:
             losses.append("it takes no structured_outputs: response formats are refused")
         if not self._endpoint.takes_budget:
             losses.append("it takes no thinking_token_budget, nor formats behind reasoning")
+        if not self._endpoint.takes_bad_words:
+            losses.append("it takes no bad_words: requests with some are refused")
+        if not self._endpoint.scores_prompts:
+            losses.append("no log probabilities of prompts")
         return losses
 
     def start(self, stepped: Callable[[EngineStepped], None]) -> None:
@@ -256,7 +274,7 @@ class OpenAIEngine:
         try:
             while True:
                 num_before = len(output)
-                body = completion_body(self._endpoint, request, output, priority)
+                body = await self._body(request, output, priority)
                 broken = await self._at_an_endpoint(request, body, output, last_at)
                 if broken is None:
                     return
@@ -274,6 +292,15 @@ class OpenAIEngine:
         finally:
             if self._tasks.get(request.key) is asyncio.current_task():
                 del self._tasks[request.key]
+
+    async def _body(
+        self, request: Request, output: Sequence[int], priority: int
+    ) -> Mapping[str, Any]:
+        """See ``completion_body``; a tokenizer may have to be loaded for bad words."""
+        make = partial(completion_body, self._endpoint, request, output, priority)
+        constraints = request.sampling.constraints
+        is_slow = constraints is not None and constraints.bad_words
+        return await asyncio.to_thread(make) if is_slow else make()
 
     async def _at_an_endpoint(
         self, request: Request, body: Mapping[str, Any], output: list[int], last_at: str
@@ -317,24 +344,17 @@ class OpenAIEngine:
         """Read one stream to its end; return None, or why it broke before the request's end."""
         status, url = 0, f"{root_of(address)}/v1/completions"
         try:
-            async with (
-                self._followed(request, body),
-                self._client.post(url, json=body, allow_redirects=False) as reply,
-            ):
-                status = reply.status
-                if status not in _UNABLE:
-                    self._pool.post(Responded(asked))
-                if status in _BUSY:
-                    return _Break(f"the endpoint answered {status}", status)
-                if status != 200:
-                    text = await reply.content.read(_LONGEST_ERROR)
-                    self._refused(request.key, status, text.decode(errors="replace"))
-                    return None
-                async for line in self._lines(reply):
-                    if not line.startswith(b"data: {"):
-                        continue
-                    if self._take(request, json.loads(line[6:]), output):
-                        return None
+            async with self._followed(request, body):
+                scores = None if output else await self._scores(request, url, asked)
+                async with self._post(request.key, url, body, asked) as reply:
+                    status = reply.status
+                    async for line in self._lines(reply):
+                        if not line.startswith(b"data: {"):
+                            continue
+                        if self._take(request, json.loads(line[6:]), output, scores):
+                            return None
+        except _NoAnswerError as none:
+            return none.broken
         except TimeoutError:
             self._lost_at = _now()
             if self._others(address):
@@ -344,6 +364,39 @@ class OpenAIEngine:
         except (aiohttp.ClientError, OSError) as error:
             return _Break(repr(error), status)
         return _Break("its stream ended before its request", status)
+
+    @asynccontextmanager
+    async def _post(
+        self, key: StreamKey, url: str, body: Mapping[str, Any], asked: StreamKey
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Yield the endpoint's reply; raise _NoAnswerError for another than 200."""
+        async with self._client.post(url, json=body, allow_redirects=False) as reply:
+            status = reply.status
+            if status not in _UNABLE:
+                self._pool.post(Responded(asked))
+            if status in _BUSY:
+                raise _NoAnswerError(_Break(f"the endpoint answered {status}", status))
+            if status != 200:
+                text = await reply.content.read(_LONGEST_ERROR)
+                self._refused(key, status, text.decode(errors="replace"))
+                raise _NoAnswerError(None)
+            yield reply
+
+    async def _scores(
+        self, request: Request, url: str, asked: StreamKey
+    ) -> tuple[TokenLogprobs, ...] | None:
+        """Return the log probabilities of a request's prompt, None where nobody asks for them."""
+        body = scores_body(self._endpoint, request)
+        if body is None:
+            return None
+        text = bytearray()
+        async with self._post(request.key, url, body, asked) as reply:
+            async for piece in reply.content.iter_any():
+                text += piece
+                if len(text) > _LONGEST_SCORES:
+                    message = f"the endpoint sent an answer of more than {_LONGEST_SCORES} bytes"
+                    raise HeadwayError(Code.INTERNAL, message)
+        return read_scores(json.loads(text), request, self._endpoint.vocab_size)
 
     def _others(self, address: str) -> tuple[str, ...]:
         """Return the other endpoints that are up."""
@@ -377,7 +430,13 @@ class OpenAIEngine:
                 message = f"the endpoint sent a line of more than {_LONGEST_LINE} bytes"
                 raise HeadwayError(Code.INTERNAL, message)
 
-    def _take(self, request: Request, event: Mapping[str, Any], output: list[int]) -> bool:
+    def _take(
+        self,
+        request: Request,
+        event: Mapping[str, Any],
+        output: list[int],
+        scores: tuple[TokenLogprobs, ...] | None,
+    ) -> bool:
         """Take one event of a stream; return whether the request has ended with it."""
         if "error" in event:
             told = str(event["error"])[:_LONGEST_ERROR]
@@ -387,6 +446,8 @@ class OpenAIEngine:
             most = request.sampling.max_tokens - len(output)
             drawn = read_drawn(choice, request.key, most, self._endpoint.vocab_size)
             if drawn is not None:
+                if scores is not None and drawn.token_ids and not output:
+                    drawn = with_scores(drawn, scores)
                 output += drawn.token_ids
                 if drawn.token_ids:
                     self._heard = _now()

@@ -242,11 +242,11 @@ async def test_what_no_pass_could_serve_is_refused_by_name(
     assert [*(await worker.served(2, worker.request(2)))] == [2]
 
 
-async def test_log_probabilities_of_a_prompt_are_given_or_refused_at_once(
+async def test_log_probabilities_of_a_prompt_are_refused_at_once_by_engines_inside_vllm(
     worker: Worker, tested: EngineUnderTest
 ) -> None:
-    if tested.name in ("fake", "torch"):
-        pytest.skip("its own engine has them, and the fake has no probabilities")
+    if tested.name in OWN:
+        pytest.skip("torch and openai have them, and the fake has no probabilities")
     wrong = worker.request(1, num_prompt_logprobs=1)
     await worker.dispatch(1, wrong)
     (ended,) = await worker.finished()

@@ -350,6 +350,22 @@ async def test_log_probabilities_come_by_token_id(endpoint: OpenAIEndpoint) -> N
     assert drawn.logprobs == (TokenLogprobs(-0.5, (token, 7), (-0.5, -1.5)),)
 
 
+async def test_log_probabilities_of_a_prompt_come_with_its_first_token(
+    endpoint: OpenAIEndpoint,
+) -> None:
+    endpoint.breaks_after = [1]
+    request = make_request("", max_tokens=3)
+    request = replace(request, sampling=replace(request.sampling, num_prompt_logprobs=1))
+    async with following(examined(endpoint)) as found:
+        found.engine.add(request, 0)
+        await found.end()
+    first, *others = found.drawn
+    told = [TokenLogprobs(-token / 8, (7,), (-0.25,)) for token in request.prompt_token_ids[1:]]
+    assert first.logprobs == (TokenLogprobs(0.0, prompt=tuple(told)),)
+    assert [each.logprobs for each in others] == [(), ()]
+    assert len(found.tokens) == 3
+
+
 async def test_a_token_beyond_the_models_vocabulary_ends_its_request_alone(
     endpoint: OpenAIEndpoint,
 ) -> None:
@@ -392,6 +408,9 @@ async def test_a_salt_that_the_endpoint_would_not_read_is_refused(
 
 
 _BEHIND_REASONING = Constraints(grammar='start: "a"', reasoning_end=(9,))
+_BAD_WORDS = Constraints(
+    bad_words=tuple(BadWord(tuple(word.encode())) for word in ("over", " over", "rest", " rest"))
+)
 
 
 @pytest.mark.parametrize(
@@ -407,9 +426,10 @@ _BEHIND_REASONING = Constraints(grammar='start: "a"', reasoning_end=(9,))
         ),
         (_BEHIND_REASONING, {"structured_outputs": {"grammar": 'start: "a"'}}),
         (Constraints(reasoning_budget=9), {"thinking_token_budget": 9}),
+        (_BAD_WORDS, {"bad_words": ["over", "rest"]}),
     ],
 )
-async def test_forms_of_answers_and_thinking_budgets_are_passed_on(
+async def test_what_bounds_the_draws_is_passed_on(
     endpoint: OpenAIEndpoint, constraints: Constraints, sent: dict[str, Any]
 ) -> None:
     request = make_request("")
@@ -439,8 +459,8 @@ async def test_an_output_with_a_form_is_not_resumed_in_its_middle(endpoint: Open
         ("structured_outputs", {"constraints": Constraints(grammar="x")}, "response format"),
         ("thinking_token_budget", {"constraints": Constraints(reasoning_budget=9)}, "budget"),
         ("thinking_token_budget", {"constraints": _BEHIND_REASONING}, "behind reasoning"),
-        ("", {"constraints": Constraints(bad_words=(BadWord((7,)),))}, "bad words"),
-        ("", {"num_prompt_logprobs": 1}, "log probabilities of a prompt"),
+        ("bad_words", {"constraints": Constraints(bad_words=(BadWord((7,)),))}, "bad words"),
+        ("prompt_logprobs", {"num_prompt_logprobs": 1}, "log probabilities of a prompt"),
         ("min_p", {"min_p": 0.5}, "the endpoint answered 400: it does not take"),
     ],
 )
