@@ -1,11 +1,12 @@
-"""A request as batching policies see it, for their tests."""
+"""A request as policies see it, for their tests: of batching, and of dispatch and placement."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import inf
 
+from headway.cluster import UnitId
 from headway.policies.batching import Batching
 from headway.request import Phase, StreamKey
 
@@ -42,6 +43,27 @@ class Queued:
     @property
     def due_at(self) -> float:
         return self.arrival_at + self.allowance
+
+    @property
+    def key(self) -> StreamKey:
+        return StreamKey("g", self.name)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One that waits for a turn or, when it is prefilled, for a unit that decodes it."""
+
+    name: int = 1
+    num_tokens: int = 10
+    arrival_at: float = 0.0
+    predicted_remaining: float = 0.0
+    bucket: int = 0
+    barred: Collection[UnitId] = ()
+    num_growth_tokens: int = 1
+    is_burst: bool = False
+    opens_answer: bool = True
+    session_id: str = ""
+    expected_output: float = 0.0
 
     @property
     def key(self) -> StreamKey:

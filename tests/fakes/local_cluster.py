@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from openai import AsyncOpenAI
 
 from cli import up
 from headway.errors import Code, HeadwayError
@@ -53,6 +54,11 @@ class LocalCluster:
             text = (await client.get("/metrics")).text
         values = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.startswith(name)]
         return sum(float(value) for value in values)
+
+    def openai(self, timeout: float = 300) -> AsyncOpenAI:
+        """A client that asks once, and waits for so many seconds."""
+        url = f"{self.base_url}/v1"
+        return AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=timeout)
 
     async def workers(self) -> list[Member]:
         return await self.store.members("worker")
@@ -97,3 +103,23 @@ async def until(holds: Callable[[], Awaitable[bool]], patience: float = 300.0) -
                 if error.code is not Code.UNAVAILABLE:
                     raise
             await asyncio.sleep(0.05)
+
+
+async def chat(
+    client: AsyncOpenAI, prompt: str, *, begun: asyncio.Event | None = None, **options: object
+) -> tuple[str, str]:
+    """Reasoning and answer, streamed and put together; ``begun`` with the first of them."""
+    stream = await client.chat.completions.create(  # type: ignore[call-overload]  # extra options
+        model="headway-mini",
+        messages=[{"role": "user", "content": prompt}],
+        stream=True,
+        **{"temperature": 0, **options},
+    )
+    reasoning, answer = [], []
+    async for chunk in stream:
+        for choice in chunk.choices:
+            reasoning.append(getattr(choice.delta, "reasoning_content", None) or "")
+            answer.append(choice.delta.content or "")
+            if begun is not None and (reasoning[-1] or answer[-1]):
+                begun.set()
+    return "".join(reasoning), "".join(answer)

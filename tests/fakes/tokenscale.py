@@ -1,14 +1,13 @@
-"""A profile and prompts for TokenScale's routing."""
+"""A profile for TokenScale's routing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from headway.cost.profile import load_profile
 from headway.policies.dispatch.tokenscale import (
     TokenScaleRoutingParams,
 )
-from headway.request import StreamKey
 
 # 10,000 tokens/s on a prefiller; (1000 − B) / 0.1 s on a convertible decoder
 PROFILE = replace(
@@ -17,18 +16,3 @@ PROFILE = replace(
 
 
 PARAMS = TokenScaleRoutingParams(profile=PROFILE, margin=0.0, fit="first")
-
-
-@dataclass(frozen=True)
-class Prompt:
-    name: int
-    num_tokens: int
-    arrival_at: float = 0.0
-    is_burst: bool = False
-    opens_answer: bool = False
-    session_id: str = ""
-    expected_output: float = 0.0
-
-    @property
-    def key(self) -> StreamKey:
-        return StreamKey("g", self.name)

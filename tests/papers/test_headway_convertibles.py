@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
@@ -19,9 +19,9 @@ from headway.policies.placement import DecodeUnit
 from headway.presets import find_preset
 from headway.request import StreamKey
 from headway.service_class import ServiceClass, Standing
+from tests.fakes.candidates import Prompt
 from tests.fakes.policies import A100
 from tests.fakes.scheduler_text import SchedulerHarness, make_info, make_request
-from tests.fakes.tokenscale import Prompt
 
 PASS = 0.05
 KEY = StreamKey("g", 1)
@@ -212,17 +212,6 @@ def test_traffic_without_a_burst_never_reaches_a_convertible() -> None:
 # --- reserved memory (equation 6) -------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Prefilled:
-    num_tokens: int = 10
-    key: StreamKey = KEY
-    arrival_at: float = 0.0
-    num_growth_tokens: int = 1
-    predicted_remaining: float = 0.0
-    bucket: int = 0
-    barred: tuple[UnitId, ...] = ()
-
-
 def unit(worker_id: str, kv: int, reserved: float = 0.0) -> DecodeUnit:
     return DecodeUnit(UnitId(worker_id, 0), 1, kv, 50, 100, 10, reserved_tokens=reserved)
 
@@ -231,15 +220,15 @@ def unit(worker_id: str, kv: int, reserved: float = 0.0) -> DecodeUnit:
 def test_every_placement_leaves_a_convertibles_reserve_to_prompts(name: str) -> None:
     policy = registry.make("placement", name)
     busy, reserved = unit("a", 900), unit("k", 501, reserved=500.0)
-    assert [c.unit.worker_id for c in policy.place([Prefilled()], [busy, reserved])] == ["a"]
+    assert [c.unit.worker_id for c in policy.place([Prompt()], [busy, reserved])] == ["a"]
     barely = unit("k", 500, reserved=500.0)
-    assert [c.unit.worker_id for c in policy.place([Prefilled()], [busy, barely])] == ["k"]
+    assert [c.unit.worker_id for c in policy.place([Prompt()], [busy, barely])] == ["k"]
 
 
 def test_an_answer_does_not_move_into_a_convertibles_reserve() -> None:
     policy = registry.make("placement", "min-cost")
     full, reserved = unit("a", 999), unit("k", 501, reserved=500.0)
-    assert policy.boundary(Prefilled(), full, [full, reserved]) is None
+    assert policy.boundary(Prompt(), full, [full, reserved]) is None
 
 
 def test_the_reserve_is_what_arrives_in_the_ttft_slo_at_the_chunk_less_the_batch() -> None:

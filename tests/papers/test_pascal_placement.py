@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-
 import pytest
 
 from headway.cluster import UnitId
@@ -14,22 +11,7 @@ from headway.policies.dispatch.immediate import Immediate, ImmediateParams
 from headway.policies.placement import DecodeUnit
 from headway.policies.placement.min_cost import MinCost
 from headway.policies.placement.pascal import PascalPlacement, PascalPlacementParams
-from headway.request import StreamKey
-
-
-@dataclass(frozen=True)
-class Reasoned:
-    name: int = 1
-    num_tokens: int = 100
-    arrival_at: float = 0.0
-    num_growth_tokens: int = 1
-    predicted_remaining: float = 0.0
-    bucket: int = 0
-    barred: Collection[UnitId] = ()
-
-    @property
-    def key(self) -> StreamKey:
-        return StreamKey("g", self.name)
+from tests.fakes.candidates import Prompt
 
 
 def unit(
@@ -46,14 +28,14 @@ def unit(
 
 
 def placed(*units: DecodeUnit) -> str:
-    return PascalPlacement().place([Reasoned()], list(units))[0].unit.worker_id
+    return PascalPlacement().place([Prompt(num_tokens=100)], list(units))[0].unit.worker_id
 
 
 def answers_at(
     here: DecodeUnit, *others: DecodeUnit, migrates: bool = True, adaptive: bool = True
 ) -> str:
     policy = PascalPlacement(PascalPlacementParams(migrates, adaptive))
-    choice = policy.boundary(Reasoned(), here, [here, *others])
+    choice = policy.boundary(Prompt(num_tokens=100), here, [here, *others])
     return choice.unit.worker_id if choice is not None else "stays"
 
 
@@ -76,7 +58,7 @@ def test_all_are_asked_where_readers_wait_everywhere() -> None:
 
 def test_new_requests_count_for_the_next() -> None:
     units = [unit("a", 300), unit("b", 250)]
-    choices = PascalPlacement().place([Reasoned(n) for n in range(3)], units)
+    choices = PascalPlacement().place([Prompt(n, 100) for n in range(3)], units)
     assert [c.unit.worker_id for c in choices] == ["b", "a", "b"]
 
 
@@ -157,11 +139,11 @@ def test_unified_instances_are_chosen_by_the_same_rule_at_arrival() -> None:
 
 def test_the_pipeline_moves_an_answer_only_from_a_full_unit_to_one_with_room() -> None:
     full, free, busy = unit("a", 980), unit("b", 500), unit("c", 850)
-    choice = MinCost().boundary(Reasoned(), full, [full, free, busy])
+    choice = MinCost().boundary(Prompt(num_tokens=100), full, [full, free, busy])
     assert choice is not None
     assert choice.unit.worker_id == "b"
-    assert MinCost().boundary(Reasoned(), full, [full, busy]) is None
-    assert MinCost().boundary(Reasoned(), busy, [full, free, busy]) is None
+    assert MinCost().boundary(Prompt(num_tokens=100), full, [full, busy]) is None
+    assert MinCost().boundary(Prompt(num_tokens=100), busy, [full, free, busy]) is None
 
 
 def test_where_neither_has_room_an_answer_goes_to_a_third_that_has() -> None:
@@ -186,11 +168,11 @@ def test_answers_may_be_told_to_go_to_the_least_kv_where_no_reader_waits() -> No
     policy = PascalPlacement(PascalPlacementParams(fewest="kv"))
     here, few, light = unit("a", 400, reasoning=5), unit("b", 300), unit("c", 200, reasoning=9)
     late = unit("d", 100, on_schedule=False)
-    choice = policy.boundary(Reasoned(), here, [here, few, light, late])
+    choice = policy.boundary(Prompt(num_tokens=100), here, [here, few, light, late])
     assert choice is not None
     assert choice.unit.worker_id == "c"
-    assert choice.score == policy.scores(Reasoned(), [light], here)[0]
-    assert policy.boundary(Reasoned(), light, [light, few]) is None
+    assert choice.score == policy.scores(Prompt(num_tokens=100), [light], here)[0]
+    assert policy.boundary(Prompt(num_tokens=100), light, [light, few]) is None
 
 
 def test_another_word_for_what_is_fewest_is_refused() -> None:
@@ -201,7 +183,7 @@ def test_another_word_for_what_is_fewest_is_refused() -> None:
 def test_answers_may_be_told_to_leave_full_instances_only() -> None:
     policy = PascalPlacement(PascalPlacementParams(from_full=True))
     roomy, full, empty = unit("a", 100, reasoning=5), unit("a", 1000, reasoning=5), unit("b", 100)
-    assert policy.boundary(Reasoned(), roomy, [roomy, empty]) is None
-    choice = policy.boundary(Reasoned(), full, [full, empty])
+    assert policy.boundary(Prompt(num_tokens=100), roomy, [roomy, empty]) is None
+    choice = policy.boundary(Prompt(num_tokens=100), full, [full, empty])
     assert choice is not None
     assert choice.unit.worker_id == "b"

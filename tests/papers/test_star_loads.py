@@ -14,6 +14,7 @@ from headway.policies.placement import DecodeUnit
 from headway.policies.rescheduling import Requests, UnitReport
 from headway.policies.rescheduling.star import Star, StarParams
 from headway.request import StreamKey
+from tests.fakes.candidates import Prompt
 from tests.fakes.paged import WorkerHarness
 from tests.fakes.scheduler_text import make_info
 from tests.fakes.worker_core import crowded
@@ -100,14 +101,10 @@ def test_a_report_tells_the_time_of_a_step() -> None:
 
 @pytest.mark.parametrize("name", ["least-kv", "min-cost", "pascal"])
 def test_an_instance_that_has_just_overflowed_does_not_look_light(name: str) -> None:
-    class Prefilled:
-        key, arrival_at, num_tokens, num_growth_tokens = StreamKey("g", 1), 0.0, 10, 1
-        bucket, barred, predicted_remaining = 0, (), 0.0
-
     policy = registry.make("placement", name)
     overflowed = DecodeUnit(UnitId("a", 0), 2, 300, 50, 100, 10, waiting_tokens=500)
     other = DecodeUnit(UnitId("b", 0), 2, 700, 50, 100, 10)
-    choices = policy.place([Prefilled()], [overflowed, other])
+    choices = policy.place([Prompt()], [overflowed, other])
     assert [choice.unit.worker_id for choice in choices] == ["b"]
 
 

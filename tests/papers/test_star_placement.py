@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
@@ -16,24 +13,9 @@ from headway.policies.placement.min_cost import MinCost, MinCostParams
 from headway.policies.placement.star import StarPlacement
 from headway.policies.rescheduling.star import step_weights
 from headway.presets import find_preset
-from headway.request import StreamKey
+from tests.fakes.candidates import Prompt
 
 STEP = 100
-
-
-@dataclass(frozen=True)
-class Prefilled:
-    name: int
-    num_tokens: int = 10
-    predicted_remaining: float = 0.0
-    arrival_at: float = 0.0
-    num_growth_tokens: int = 1
-    bucket: int = 0
-    barred: Collection[UnitId] = ()
-
-    @property
-    def key(self) -> StreamKey:
-        return StreamKey("g", self.name)
 
 
 def unit(number: int, *loads: float, requests: int = 1, blocks: int = 1000) -> DecodeUnit:
@@ -44,22 +26,22 @@ def unit(number: int, *loads: float, requests: int = 1, blocks: int = 1000) -> D
     return DecodeUnit(UnitId("w", number), requests, kv_tokens, free, blocks, 10, ahead=ahead)
 
 
-def where(choices: list[Choice[Prefilled]]) -> list[int]:
+def where(choices: list[Choice[Prompt]]) -> list[int]:
     return [choice.unit.unit for choice in choices]
 
 
 def test_a_unit_that_is_light_now_and_heavy_soon_is_not_chosen() -> None:
     units = [unit(0, 400, 900, 1400, 1900), unit(1, 500, 400, 300, 200)]
-    assert where(LeastKv().place([Prefilled(1)], units)) == [0]
+    assert where(LeastKv().place([Prompt(1)], units)) == [0]
     units = [unit(0, 400, 900, 1400, 1900), unit(1, 500, 400, 300, 200)]
-    assert where(StarPlacement().place([Prefilled(1)], units)) == [1]
+    assert where(StarPlacement().place([Prompt(1)], units)) == [1]
 
 
 def test_a_request_that_ends_soon_is_placed_by_the_loads_of_soon() -> None:
     def units() -> list[DecodeUnit]:
         return [unit(0, 400, 900, 1400, 1900), unit(1, 500, 400, 300, 200)]
 
-    soon, late = Prefilled(1, predicted_remaining=50.0), Prefilled(1, predicted_remaining=500.0)
+    soon, late = Prompt(1, predicted_remaining=50.0), Prompt(1, predicted_remaining=500.0)
     assert where(StarPlacement().place([soon], units())) == [0]
     assert where(StarPlacement().place([late], units())) == [1]
 
@@ -69,7 +51,7 @@ def test_the_choice_is_the_one_with_the_least_rise_of_the_weighted_variance() ->
     weights = step_weights(4, 0.98)
     for _ in range(200):
         loads = rng.integers(0, 5000, (5, 5)).astype(float)
-        request = Prefilled(1, int(rng.integers(1, 500)), float(rng.integers(0, 600)))
+        request = Prompt(1, int(rng.integers(1, 500)), 0.0, float(rng.integers(0, 600)))
         trace = LoadAhead(loads[0], STEP).trace(request.num_tokens, request.predicted_remaining)
         rises = []
         for number in range(5):
@@ -90,7 +72,7 @@ def test_a_request_of_unknown_length_counts_as_its_present_tokens_throughout() -
 
 def test_who_was_placed_before_counts_with_its_growth() -> None:
     units = [unit(0, 0, 0, 0), unit(1, 20, 20, 20)]
-    long, next_one = Prefilled(1, 10, 1e4), Prefilled(2, 10, 1e4, arrival_at=1.0)
+    long, next_one = Prompt(1, 10, 0.0, 1e4), Prompt(2, 10, 1.0, 1e4)
     assert where(StarPlacement().place([long, next_one], units)) == [0, 1]
 
 
@@ -98,7 +80,7 @@ def test_who_was_placed_before_counts_with_its_growth() -> None:
 def test_a_unit_whose_memory_will_not_suffice_comes_last(policy: StarPlacement | MinCost) -> None:
     grows = unit(0, 10, 900, 950, blocks=100)
     steady = unit(1, 600, 600, 600, requests=2, blocks=100)
-    request = Prefilled(1, 10, predicted_remaining=150.0)
+    request = Prompt(1, 10, predicted_remaining=150.0)
     assert where(policy.place([request], [grows, steady])) == [1]
     only = unit(0, 10, 900, 950, blocks=100)
     assert where(policy.place([request], [only])) == [0], "it does not wait for what may come"
@@ -107,14 +89,14 @@ def test_a_unit_whose_memory_will_not_suffice_comes_last(policy: StarPlacement |
 def test_min_cost_counts_the_mean_of_the_predicted_load() -> None:
     policy = MinCost(MinCostParams(c=0.0, d=1.0))
     units = [unit(0, 400, 900, 1400), unit(1, 500, 400, 300)]
-    (choice,) = policy.place([Prefilled(1)], units)
+    (choice,) = policy.place([Prompt(1)], units)
     assert (choice.unit.unit, choice.score) == (1, (400.0, 400.0))
 
 
 def test_where_a_token_costs_nothing_that_can_be_measured_min_cost_goes_by_the_load() -> None:
     policy = MinCost(MinCostParams(c=1.0, d=0.0))
     units = [unit(0, 500, 500, 500), unit(1, 400, 400, 400)]
-    (choice,) = policy.place([Prefilled(1)], units)
+    (choice,) = policy.place([Prompt(1)], units)
     assert choice.unit.unit == 1
 
 
@@ -122,8 +104,8 @@ def test_without_a_prediction_both_go_by_the_present_load() -> None:
     def plain() -> list[DecodeUnit]:
         return [DecodeUnit(UnitId("w", u), 1, k, 900, 1000, 10) for u, k in enumerate((50, 40))]
 
-    assert where(StarPlacement().place([Prefilled(1)], plain())) == [1]
-    assert where(MinCost().place([Prefilled(1)], plain())) == [1]
+    assert where(StarPlacement().place([Prompt(1)], plain())) == [1]
+    assert where(MinCost().place([Prompt(1)], plain())) == [1]
 
 
 def test_the_preset_star_places_so() -> None:

@@ -18,9 +18,10 @@ from headway.policies.dispatch.tokenscale import (
     TokenScaleRouting,
     TokenScaleRoutingParams,
 )
+from tests.fakes.candidates import Prompt
 from tests.fakes.policies import A100
 from tests.fakes.scheduler_text import SchedulerHarness, make_info
-from tests.fakes.tokenscale import PARAMS, Prompt
+from tests.fakes.tokenscale import PARAMS
 
 
 def prefiller(worker_id: str, in_flight: int = 0, **fields: object) -> InstanceLoad:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
 from math import inf
 
 import pytest
@@ -20,38 +18,11 @@ from headway.policies.packing.round_robin import RoundRobinPacking
 from headway.policies.placement import DecodeUnit
 from headway.policies.placement.least_kv import LeastKv
 from headway.policies.placement.round_robin import RoundRobinPlacement
-from headway.request import StreamKey
+from tests.fakes.candidates import Prompt
 
 
-@dataclass(frozen=True)
-class Any:
-    name: int
-    num_tokens: int = 10
-    num_growth_tokens: int = 1
-    predicted_remaining: float = 0.0
-    bucket: int = 0
-    barred: Collection[UnitId] = ()
-    is_burst: bool = False
-    opens_answer: bool = True
-    session_id: str = ""
-    expected_output: float = 0.0
-
-    @property
-    def arrival_at(self) -> float:
-        return float(self.name)
-
-    @property
-    def key(self) -> StreamKey:
-        return StreamKey("g", self.name)
-
-
-@dataclass(frozen=True)
-class Arrived(Any):
-    at: float = 0.0
-
-    @property
-    def arrival_at(self) -> float:
-        return self.at
+def arrived(name: int, num_tokens: int = 10) -> Prompt:
+    return Prompt(name, num_tokens, float(name))
 
 
 def first_of(rule: str, *loads: InstanceLoad) -> str:
@@ -121,10 +92,10 @@ def volleys(low_watermark: float = 0.0) -> PrefillDelayer:
 
 
 def test_prompts_are_held_until_there_is_one_for_every_instance() -> None:
-    policy, two = volleys(), [Any(0), Any(1)]
+    policy, two = volleys(), [arrived(0), arrived(1)]
     assert policy.turns(LOADS, 2, now=0.1, waiting=two) == []
     assert policy.wakeup(LOADS, 2, now=0.1) == 0.5  # ten passes after the first came
-    three = [*two, Any(2)]
+    three = [*two, arrived(2)]
     turns = policy.turns(LOADS, 3, now=0.2, waiting=three)
     assert [turn.worker_id for turn in turns] == ["b", "a", "c"]
     policy.dispatched(turns[0], 1, now=0.2)
@@ -132,17 +103,17 @@ def test_prompts_are_held_until_there_is_one_for_every_instance() -> None:
 
 
 def test_no_prompt_is_held_longer_than_so_many_passes() -> None:
-    policy, one = volleys(), [Any(0)]
+    policy, one = volleys(), [arrived(0)]
     assert policy.turns(LOADS, 1, now=0.499, waiting=one) == []
     (turn, *_) = policy.turns(LOADS, 1, now=0.5, waiting=one)
     policy.dispatched(turn, 1, now=0.5)
-    assert policy.turns(LOADS, 1, now=0.6, waiting=[Any(9)]) == []
+    assert policy.turns(LOADS, 1, now=0.6, waiting=[arrived(9)]) == []
 
 
 def test_an_instance_that_hardly_works_is_given_prompts_at_once() -> None:
     idle = InstanceLoad("a", 0, 0, 0, 0, True, True, kv_tokens=10, free_tokens=990)
     busy = InstanceLoad("b", 0, 0, 0, 0, True, True, kv_tokens=900, free_tokens=100)
-    found = volleys(low_watermark=0.2).turns([idle, busy], 1, now=0.0, waiting=[Any(0)])
+    found = volleys(low_watermark=0.2).turns([idle, busy], 1, now=0.0, waiting=[arrived(0)])
     assert [turn.worker_id for turn in found] == ["a"]
 
 
@@ -152,13 +123,13 @@ EVENTS = st.lists(st.tuples(st.booleans(), st.floats(0.001, 1.0)), max_size=40)
 @given(events=EVENTS)
 def test_held_prompts_all_leave_in_time_and_in_volleys(events: list[tuple[bool, float]]) -> None:
     """Whatever comes when: asked again at the instant it named, the delayer lets prompts go."""
-    policy, now, waiting, next_name = volleys(), 0.0, list[Any](), 0
+    policy, now, waiting, next_name = volleys(), 0.0, list[Prompt](), 0
     for comes, gap in events:
         due_at = policy.wakeup(LOADS, len(waiting), now=now)
         assert due_at is None or due_at > now
         now = min(now + gap, due_at or inf)
         if comes:
-            waiting.append(Arrived(next_name, at=now))
+            waiting.append(Prompt(next_name, arrival_at=now))
             next_name += 1
         while waiting and (turns := policy.turns(LOADS, len(waiting), now=now, waiting=waiting)):
             policy.dispatched(turns[0], next_name, now=now)
@@ -173,17 +144,17 @@ def rooms(*capacities: int) -> list[Room]:
 
 def test_round_robin_packing_goes_by_arrival_from_unit_to_unit() -> None:
     policy = RoundRobinPacking()
-    first = policy.pack([Any(2)], [Any(1), Any(3)], rooms(100, 100))
+    first = policy.pack([arrived(2)], [arrived(1), arrived(3)], rooms(100, 100))
     assert [(a.request.name, a.unit.unit) for a in first] == [(1, 0), (2, 1), (3, 0)]
-    second = policy.pack([], [Any(4)], rooms(100, 100))
+    second = policy.pack([], [arrived(4)], rooms(100, 100))
     assert [(a.request.name, a.unit.unit) for a in second] == [(4, 1)]
 
 
 def test_round_robin_packing_passes_units_without_capacity_unless_uncapped() -> None:
     policy = RoundRobinPacking()
-    capped = policy.pack([], [Any(1)], rooms(0, 5))
+    capped = policy.pack([], [arrived(1)], rooms(0, 5))
     assert [a.unit.unit for a in capped] == [1]
-    uncapped = policy.pack([], [Any(2)], rooms(0, 5), capped=False)
+    uncapped = policy.pack([], [arrived(2)], rooms(0, 5), capped=False)
     assert [a.unit.unit for a in uncapped] == [0]
 
 
@@ -192,12 +163,12 @@ def units(*loads: tuple[int, int]) -> list[DecodeUnit]:
 
 
 def test_least_kv_looks_at_memory_alone_in_order_of_arrival() -> None:
-    choices = LeastKv().place([Any(2), Any(1, 40)], units((9, 10), (0, 30)))
+    choices = LeastKv().place([arrived(2), arrived(1, 40)], units((9, 10), (0, 30)))
     assert [(c.request.name, c.unit.unit) for c in choices] == [(1, 0), (2, 1)]
 
 
 def test_round_robin_placement_passes_units_without_room() -> None:
     policy, state = RoundRobinPlacement(), units((0, 0), (0, 0), (0, 0))
     state[1].num_free_blocks = 0
-    choices = policy.place([Any(1), Any(2), Any(3)], state)
+    choices = policy.place([arrived(1), arrived(2), arrived(3)], state)
     assert [c.unit.unit for c in choices] == [0, 2, 0]

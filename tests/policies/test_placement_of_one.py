@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from copy import deepcopy
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -14,20 +12,9 @@ from headway.cluster import UnitId
 from headway.policies.placement import DecodeUnit
 from headway.policies.placement.greedy import by_arrival, place_greedily
 from headway.policies.placement.lex import batch_then_kv
-from headway.request import StreamKey
+from tests.fakes.candidates import Prompt
 
 SIZE, BLOCKS = 16, 64
-
-
-@dataclass(frozen=True)
-class Prefilled:
-    key: StreamKey
-    arrival_at: float
-    num_tokens: int
-    barred: Collection[UnitId] = ()
-    num_growth_tokens: int = 1
-    predicted_remaining: float = 0.0
-    bucket: int = 0
 
 
 @st.composite
@@ -52,8 +39,8 @@ def test_it_goes_where_the_heap_would_send_it(
     found: list[DecodeUnit], num_tokens: int, k: float | None, is_barred: bool
 ) -> None:
     barred = (found[0].unit,) if is_barred else ()
-    request = Prefilled(StreamKey("g", 1), 1.0, num_tokens, barred)
-    nobody = Prefilled(StreamKey("g", 2), 2.0, 10**9)  # fits nowhere
+    request = Prompt(1, num_tokens, 1.0, barred=barred)
+    nobody = Prompt(2, 10**9, 2.0)  # fits nowhere
     others = deepcopy(found)
     alone = place_greedily([request], found, score=batch_then_kv, order=by_arrival, k=k, alarm=0.2)
     both = place_greedily(
@@ -65,5 +52,5 @@ def test_it_goes_where_the_heap_would_send_it(
 
 @pytest.mark.parametrize("num_requests", [0, 1])
 def test_without_a_unit_nobody_is_placed(num_requests: int) -> None:
-    requests = [Prefilled(StreamKey("g", n), 1.0, 10) for n in range(num_requests)]
+    requests = [Prompt(n) for n in range(num_requests)]
     assert place_greedily(requests, [], score=batch_then_kv) == []

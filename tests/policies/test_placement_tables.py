@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from copy import deepcopy
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -17,22 +15,11 @@ from headway.policies import registry
 from headway.policies.placement import DecodeUnit, Placement
 from headway.policies.placement.ahead import LoadAhead
 from headway.policies.placement.table import UnitTable
-from headway.request import StreamKey
+from tests.fakes.candidates import Prompt
 
 SIZE, BLOCKS, STEPS = 16, 64, 4
 PLACEMENTS = ("iqr-lex", "lex", "least-kv", "pascal", "min-cost", "star", "bucket-balance")
 SMALL = st.integers(0, 5)
-
-
-@dataclass(frozen=True)
-class Prefilled:
-    key: StreamKey
-    arrival_at: float
-    num_tokens: int
-    predicted_remaining: float
-    bucket: int
-    barred: Collection[UnitId] = ()
-    num_growth_tokens: int = 1
 
 
 @st.composite
@@ -54,17 +41,17 @@ def unit(draw: st.DrawFn, name: str) -> DecodeUnit:
 
 
 @st.composite
-def rounds(draw: st.DrawFn) -> list[tuple[list[DecodeUnit], list[Prefilled]]]:
+def rounds(draw: st.DrawFn) -> list[tuple[list[DecodeUnit], list[Prompt]]]:
     """Units that have changed, and requests to place, round by round; at first all units."""
     names = [f"decode-{n}" for n in range(draw(st.integers(1, 7)))]
     found = []
     for number in range(draw(st.integers(1, 4))):
         changed = names if not number else draw(st.lists(st.sampled_from(names), unique=True))
         requests = [
-            Prefilled(
-                StreamKey("g", 10 * number + n),
-                float(draw(SMALL)),
+            Prompt(
+                10 * number + n,
                 draw(st.integers(1, 500)),
+                float(draw(SMALL)),
                 float(draw(st.sampled_from((0, 20, 90)))),
                 draw(st.integers(0, NUM_BUCKETS - 1)),
                 (UnitId(names[0], 0),) if draw(st.booleans()) else (),
@@ -79,7 +66,7 @@ def rounds(draw: st.DrawFn) -> list[tuple[list[DecodeUnit], list[Prefilled]]]:
 @settings(max_examples=40)
 @given(rounds())
 def test_it_places_as_a_list_of_the_same_units_does(
-    name: str, found: list[tuple[list[DecodeUnit], list[Prefilled]]]
+    name: str, found: list[tuple[list[DecodeUnit], list[Prompt]]]
 ) -> None:
     by_table: Placement = registry.make("placement", name)
     by_list: Placement = registry.make("placement", name)
@@ -102,7 +89,7 @@ def test_costs_that_are_learned_anew_leave_no_old_order_behind() -> None:
         DecodeUnit(UnitId(name, 0), num_requests, kv_tokens, BLOCKS, BLOCKS, SIZE)
         for name, num_requests, kv_tokens in (("a", 1, 0), ("b", 0, 400))
     )
-    request = Prefilled(StreamKey("g", 1), 0.0, 16, 0.0, 0)
+    request = Prompt(1, 16)
     table = UnitTable([one, other])
     for c, d, best in ((1.0, 1e-6, "b"), (1e-6, 1.0, "a")):
         policy: Placement = registry.make("placement", "min-cost", c=c, d=d)

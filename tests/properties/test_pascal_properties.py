@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,28 +11,13 @@ from hypothesis import strategies as st
 from headway.cluster import UnitId
 from headway.policies.placement import Choice, DecodeUnit
 from headway.policies.placement.pascal import PascalPlacement, PascalPlacementParams
-from headway.request import StreamKey
+from tests.fakes.candidates import Prompt
 
 NUM_BLOCKS, BLOCK_SIZE = 25, 10
 
 
-@dataclass(frozen=True)
-class Item:
-    name: int
-    num_tokens: int
-    arrival_at: float = 0.0
-    num_growth_tokens: int = 1
-    predicted_remaining: float = 0.0
-    bucket: int = 0
-    barred: Collection[UnitId] = ()
-
-    @property
-    def key(self) -> StreamKey:
-        return StreamKey("g", self.name)
-
-
 ITEMS = st.lists(st.tuples(st.integers(1, 90), st.integers(0, 3)), max_size=20).map(
-    lambda rows: [Item(i, length, float(at)) for i, (length, at) in enumerate(rows)]
+    lambda rows: [Prompt(i, length, float(at)) for i, (length, at) in enumerate(rows)]
 )
 UNITS = st.lists(
     st.tuples(
@@ -61,7 +45,7 @@ def num_blocks(num_tokens: int) -> int:
 # --- Algorithm 1 --------------------------------------------------------------------------
 
 
-def algorithm_1(requests: Sequence[Item], units: list[DecodeUnit]) -> list[tuple[int, UnitId]]:
+def algorithm_1(requests: Sequence[Prompt], units: list[DecodeUnit]) -> list[tuple[int, UnitId]]:
     """Earliest first; who fits nowhere waits."""
     placed = []
     for r in sorted(requests, key=lambda r: (r.arrival_at, r.key)):
@@ -76,7 +60,7 @@ def algorithm_1(requests: Sequence[Item], units: list[DecodeUnit]) -> list[tuple
 
 @given(requests=ITEMS, units=UNITS, data=st.data())
 def test_new_requests_are_placed_as_algorithm_1_reads(
-    requests: list[Item], units: list[DecodeUnit], data: st.DataObject
+    requests: list[Prompt], units: list[DecodeUnit], data: st.DataObject
 ) -> None:
     expected = algorithm_1(requests, deepcopy(units))
     asked = data.draw(st.permutations(requests)), data.draw(st.permutations(units))
@@ -101,7 +85,7 @@ def algorithm_2(here: DecodeUnit, units: Sequence[DecodeUnit]) -> UnitId:
     return ranked[0].unit
 
 
-def goes_to(choice: Choice[Item] | None, here: DecodeUnit) -> UnitId:
+def goes_to(choice: Choice[Prompt] | None, here: DecodeUnit) -> UnitId:
     return here.unit if choice is None else choice.unit
 
 
@@ -111,7 +95,7 @@ def test_answers_are_placed_as_algorithm_2_reads(
 ) -> None:
     here = data.draw(st.sampled_from(units))
     policy = PascalPlacement(PascalPlacementParams(adaptive=False))
-    choice = policy.boundary(Item(0, num_tokens), here, data.draw(st.permutations(units)))
+    choice = policy.boundary(Prompt(0, num_tokens), here, data.draw(st.permutations(units)))
     assert goes_to(choice, here) == algorithm_2(here, units)
 
 
@@ -119,7 +103,7 @@ def test_answers_are_placed_as_algorithm_2_reads(
 def test_the_adaptive_rule_only_ever_keeps_an_answer_where_it_has_room(
     units: list[DecodeUnit], num_tokens: int, data: st.DataObject
 ) -> None:
-    request, here = Item(0, num_tokens), data.draw(st.sampled_from(units))
+    request, here = Prompt(0, num_tokens), data.draw(st.sampled_from(units))
     always = PascalPlacement(PascalPlacementParams(adaptive=False)).boundary(request, here, units)
     adaptive = PascalPlacement().boundary(request, here, units)
     free = {u.unit: u.num_free_blocks - num_blocks(u.waiting_tokens) for u in units}
@@ -141,5 +125,5 @@ def test_asking_where_to_answer_changes_no_unit(
     units: list[DecodeUnit], data: st.DataObject
 ) -> None:
     before, here = deepcopy(units), data.draw(st.sampled_from(units))
-    PascalPlacement().boundary(Item(0, 50), here, units)
+    PascalPlacement().boundary(Prompt(0, 50), here, units)
     assert units == before

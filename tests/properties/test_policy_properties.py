@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
@@ -24,27 +23,10 @@ from headway.policies.placement.least_kv import LeastKv
 from headway.policies.placement.lex import Lex
 from headway.policies.placement.min_cost import MinCost
 from headway.policies.placement.round_robin import RoundRobinPlacement
-from headway.request import StreamKey
-
-
-@dataclass(frozen=True)
-class Item:
-    name: int
-    num_tokens: int
-    arrival_at: float = 0.0
-    opens_answer: bool = True
-    num_growth_tokens: int = 1
-    predicted_remaining: float = 0.0
-    bucket: int = 0
-    barred: Collection[UnitId] = ()
-
-    @property
-    def key(self) -> StreamKey:
-        return StreamKey("g", self.name)
-
+from tests.fakes.candidates import Prompt
 
 ITEMS = st.lists(st.tuples(st.integers(1, 90), st.integers(0, 3)), max_size=25).map(
-    lambda rows: [Item(i, length, float(at)) for i, (length, at) in enumerate(rows)]
+    lambda rows: [Prompt(i, length, float(at)) for i, (length, at) in enumerate(rows)]
 )
 ROOMS = st.lists(
     st.tuples(st.integers(-60, 200), st.integers(0, 25), st.integers(0, 3), st.booleans()),
@@ -68,7 +50,7 @@ UNITS = st.lists(
 # --- Algorithm 2 --------------------------------------------------------------------------
 
 
-def greedy_dispatch(queue: Sequence[Item], rooms: list[Room]) -> list[tuple[int, int]]:
+def greedy_dispatch(queue: Sequence[Prompt], rooms: list[Room]) -> list[tuple[int, int]]:
     """GreedyDispatch as printed, with KV room: the best of all units, found by looking."""
     mapping = []
     for r in sorted(queue, key=lambda r: (-r.num_tokens, r.arrival_at, r.key)):
@@ -84,9 +66,9 @@ def greedy_dispatch(queue: Sequence[Item], rooms: list[Room]) -> list[tuple[int,
 
 @given(legacy=ITEMS, new=ITEMS, rooms=ROOMS, data=st.data())
 def test_packing_is_the_printed_algorithm(
-    legacy: list[Item], new: list[Item], rooms: list[Room], data: st.DataObject
+    legacy: list[Prompt], new: list[Prompt], rooms: list[Room], data: st.DataObject
 ) -> None:
-    new = [Item(item.name + 100, item.num_tokens, item.arrival_at) for item in new]
+    new = [Prompt(item.name + 100, item.num_tokens, item.arrival_at) for item in new]
     plain = deepcopy(rooms)
     expected = greedy_dispatch(legacy, plain) + greedy_dispatch(new, plain)
     shuffled = data.draw(st.permutations(legacy)), data.draw(st.permutations(new))
@@ -97,14 +79,14 @@ def test_packing_is_the_printed_algorithm(
     assert [(a.request.name, a.unit.unit) for a in no_hits] == expected
 
 
-def hits_of(item: Item, rooms: list[Room], hits: dict[int, int]) -> dict[UnitId, int]:
+def hits_of(item: Prompt, rooms: list[Room], hits: dict[int, int]) -> dict[UnitId, int]:
     found = {room.unit: hits.get(item.name + room.unit.unit) for room in rooms}
     return {unit: hit for unit, hit in found.items() if hit is not None}
 
 
 @given(new=ITEMS, rooms=ROOMS, hits=st.dictionaries(st.integers(0, 30), st.integers(-9, 200)))
 def test_cache_aware_packing_is_the_scan_over_all_units(
-    new: list[Item], rooms: list[Room], hits: dict[int, int]
+    new: list[Prompt], rooms: list[Room], hits: dict[int, int]
 ) -> None:
     plain = deepcopy(rooms)
     expected = []
@@ -128,7 +110,7 @@ def test_cache_aware_packing_is_the_scan_over_all_units(
 
 @given(new=ITEMS, rooms=ROOMS, hits=st.dictionaries(st.integers(0, 30), st.integers(-9, 200)))
 def test_packing_keeps_the_laws_of_capacity_and_memory(
-    new: list[Item], rooms: list[Room], hits: dict[int, int]
+    new: list[Prompt], rooms: list[Room], hits: dict[int, int]
 ) -> None:
     before = {room.unit: (room.capacity, room.num_free_blocks) for room in rooms}
     assigned = Pbaa().pack([], new, rooms, hits=lambda r: hits_of(r, rooms, hits))
@@ -145,7 +127,7 @@ def test_packing_keeps_the_laws_of_capacity_and_memory(
 # --- Algorithm 3 --------------------------------------------------------------------------
 
 
-def schedule_batch(batch: Sequence[Item], units: list[DecodeUnit]) -> list[tuple[int, int]]:
+def schedule_batch(batch: Sequence[Prompt], units: list[DecodeUnit]) -> list[tuple[int, int]]:
     """Algorithm 3 as printed, with KV room, the mask from four units on."""
     mapping = []
     for r in sorted(batch, key=lambda r: (-r.num_tokens, r.arrival_at, r.key)):
@@ -165,7 +147,7 @@ def schedule_batch(batch: Sequence[Item], units: list[DecodeUnit]) -> list[tuple
 
 @given(batch=ITEMS, units=UNITS, data=st.data())
 def test_placement_is_the_printed_algorithm(
-    batch: list[Item], units: list[DecodeUnit], data: st.DataObject
+    batch: list[Prompt], units: list[DecodeUnit], data: st.DataObject
 ) -> None:
     expected = schedule_batch(batch, deepcopy(units))
     order = data.draw(st.permutations(range(len(units))))
@@ -180,7 +162,7 @@ def test_placement_is_the_printed_algorithm(
     policy=st.sampled_from([IqrLex, Lex, MinCost, LeastKv, RoundRobinPlacement]),
 )
 def test_no_placement_promises_a_block_twice_or_leaves_out_who_fits(
-    batch: list[Item], units: list[DecodeUnit], policy: type[IqrLex]
+    batch: list[Prompt], units: list[DecodeUnit], policy: type[IqrLex]
 ) -> None:
     choices = policy().place(batch, units)
     placed = {c.request.name for c in choices}

@@ -19,8 +19,9 @@ from headway.policies.scaling.meter import RateMeter
 from headway.policies.scaling.pool import Bounds, Pool
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, Scaling, Targets
 from headway.policies.scaling.tokenscale import TokenScale, TokenScaleParams
+from tests.fakes.candidates import Prompt
 from tests.fakes.policies import A100, make_policy
-from tests.fakes.tokenscale import PARAMS, PROFILE, Prompt
+from tests.fakes.tokenscale import PARAMS, PROFILE
 
 POLICIES = ("aibrix", "blitzscale", "distserve", "tokenscale", "utilisation")
 TOKENS = st.floats(0, 1e6)

@@ -14,7 +14,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from protos import gateway_pb2, gateway_pb2_grpc
-from tests.fakes.local_cluster import MODEL, LocalCluster, local_cluster, until
+from tests.fakes.local_cluster import MODEL, LocalCluster, chat, local_cluster, until
 from tests.fakes.reference import greedy_text
 
 pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
@@ -33,36 +33,14 @@ async def running(
 
 @pytest.fixture
 def client(running: LocalCluster) -> AsyncOpenAI:
-    return AsyncOpenAI(
-        base_url=f"{running.base_url}/v1", api_key="none", max_retries=0, timeout=300
-    )
-
-
-async def ask(
-    client: AsyncOpenAI, prompt: str, *, begun: asyncio.Event | None = None, **options: object
-) -> tuple[str, str]:
-    """Reasoning and answer, streamed and put together; ``begun`` with the first of them."""
-    stream = await client.chat.completions.create(  # type: ignore[call-overload]  # extra options
-        model="headway-mini",
-        messages=[{"role": "user", "content": prompt}],
-        stream=True,
-        **{"temperature": 0, **options},
-    )
-    reasoning, answer = [], []
-    async for chunk in stream:
-        for choice in chunk.choices:
-            reasoning.append(getattr(choice.delta, "reasoning_content", None) or "")
-            answer.append(choice.delta.content or "")
-            if begun is not None and (reasoning[-1] or answer[-1]):
-                begun.set()
-    return "".join(reasoning), "".join(answer)
+    return running.openai()
 
 
 async def test_answers_equal_those_of_generate_whatever_runs_beside_them(
     client: AsyncOpenAI,
 ) -> None:
     prompts = [*PROMPTS, "Add 9, 9, 9, 9, 9.", "Sort 40, 30, 20, 10, 11, 12, 13."]
-    answers = await asyncio.gather(*(ask(client, prompt) for prompt in prompts))
+    answers = await asyncio.gather(*(chat(client, prompt) for prompt in prompts))
     for prompt, (reasoning, answer) in zip(prompts, answers, strict=True):
         assert (reasoning, answer) == greedy_text(MODEL, prompt)
 
@@ -73,13 +51,13 @@ async def test_answers_equal_those_of_generate_whatever_runs_beside_them(
 async def test_the_small_model_answers_correctly(
     client: AsyncOpenAI, prompt: str, answer: str
 ) -> None:
-    assert (await ask(client, prompt))[1] == answer
+    assert (await chat(client, prompt))[1] == answer
 
 
 async def test_a_seeded_request_repeats_itself(client: AsyncOpenAI) -> None:
     options: dict[str, Any] = {"temperature": 1.5, "seed": 11, "max_tokens": 60}
-    first = await ask(client, PROMPTS[0], **options)
-    beside = await asyncio.gather(*(ask(client, PROMPTS[0], **options) for _ in range(4)))
+    first = await chat(client, PROMPTS[0], **options)
+    beside = await asyncio.gather(*(chat(client, PROMPTS[0], **options) for _ in range(4)))
     assert set(beside) == {first}
 
 
@@ -115,7 +93,7 @@ async def test_bad_requests_get_a_clear_refusal(client: AsyncOpenAI) -> None:
     with pytest.raises(NotFoundError, match="gpt-9"):
         await client.models.retrieve("gpt-9")
     with pytest.raises(BadRequestError, match="max_tokens"):
-        await ask(client, PROMPTS[0], max_tokens=1_000_000)
+        await chat(client, PROMPTS[0], max_tokens=1_000_000)
 
 
 async def test_a_client_that_leaves_frees_its_kv_blocks(running: LocalCluster) -> None:
@@ -152,9 +130,9 @@ async def test_killing_workers_in_mid_answer_ends_in_the_full_correct_answer(
     running: LocalCluster, client: AsyncOpenAI, role: str
 ) -> None:
     prompt = "Add 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22."
-    asked = [asyncio.create_task(ask(client, prompt)) for _ in range(6)]
+    asked = [asyncio.create_task(chat(client, prompt)) for _ in range(6)]
     begun = [asyncio.Event() for _ in range(3)]
-    asked += [asyncio.create_task(ask(client, prompt, begun=event)) for event in begun]
+    asked += [asyncio.create_task(chat(client, prompt, begun=event)) for event in begun]
     await asyncio.gather(*(event.wait() for event in begun))
     for name in [p.spec.service_id for p in running.supervisor.processes]:
         if name.startswith(role):
@@ -167,7 +145,7 @@ async def test_killing_workers_in_mid_answer_ends_in_the_full_correct_answer(
 async def test_killing_the_scheduler_loses_no_request(
     running: LocalCluster, client: AsyncOpenAI
 ) -> None:
-    asked = [asyncio.create_task(ask(client, prompt)) for prompt in PROMPTS * 2]
+    asked = [asyncio.create_task(chat(client, prompt)) for prompt in PROMPTS * 2]
     await asyncio.sleep(0.05)
     running.kill("scheduler")
     expected = [greedy_text(MODEL, prompt) for prompt in PROMPTS * 2]

@@ -12,16 +12,10 @@ from openai import AsyncOpenAI
 from cli import up
 from headway.errors import HeadwayError
 from services.local.refusals import refuse_wrong_options
-from tests.fakes.local_cluster import MODEL, LocalCluster, local_cluster, until
+from tests.fakes.local_cluster import MODEL, local_cluster, until
 from tests.fakes.reference import greedy_text
 
 PROMPTS = ("Add 17, 25, 8.", "Sort 5, 3, 9.", "Count the letter r in strawberry.")
-
-
-def client_of(cluster: LocalCluster) -> AsyncOpenAI:
-    return AsyncOpenAI(
-        base_url=f"{cluster.base_url}/v1", api_key="none", max_retries=0, timeout=300
-    )
 
 
 async def ask(client: AsyncOpenAI, prompt: str) -> tuple[str, str]:
@@ -57,7 +51,7 @@ async def test_answers_through_an_endpoint_equal_those_of_generate_though_its_wo
             log = front.log_of("unified-1")
             assert "engine_plans_itself" in log
             assert "KV neither leaves nor arrives" in log
-            client = client_of(front)
+            client = front.openai()
             answers = [asyncio.create_task(ask(client, prompt)) for prompt in PROMPTS]
 
             async def has_begun() -> bool:

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI
 
 from cli.explain import ask, decisions_about
 from headway.life.parts import PartKind
 from services.local.store import free_port
 from tests.fakes.lives import conserves
-from tests.fakes.local_cluster import LocalCluster, local_cluster, until
+from tests.fakes.local_cluster import LocalCluster, chat, local_cluster, until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
@@ -40,19 +40,10 @@ def start(store_url: str, cluster: str, tmp_path: Path, monkeypatch: pytest.Monk
     return started
 
 
-async def answer(running: LocalCluster, **options: object) -> str:
+async def answer(running: LocalCluster, **options: Any) -> str:
     """To a question that the model answers correctly, streamed."""
-    async with AsyncOpenAI(
-        base_url=f"{running.base_url}/v1", api_key="none", timeout=300
-    ) as client:
-        stream = await client.chat.completions.create(  # type: ignore[call-overload]  # options vary
-            model="headway-mini",
-            messages=[{"role": "user", "content": PROMPT}],
-            stream=True,
-            temperature=0,
-            **options,
-        )
-        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    async with running.openai() as client:
+        return (await chat(client, PROMPT, **options))[1]
 
 
 async def generate(running: LocalCluster, num_tokens: int, prompt: str = "Sort 5, 3, 9.") -> None:

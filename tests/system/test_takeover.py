@@ -14,7 +14,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI
 
 from services.runtime.store import Leader
-from tests.fakes.local_cluster import MODEL, LocalCluster, local_cluster, until
+from tests.fakes.local_cluster import MODEL, LocalCluster, chat, local_cluster, until
 from tests.fakes.reference import greedy_text
 
 pytestmark = [
@@ -39,30 +39,7 @@ async def running(
 
 @pytest.fixture
 def client(running: LocalCluster) -> AsyncOpenAI:
-    return AsyncOpenAI(
-        base_url=f"{running.base_url}/v1", api_key="none", max_retries=0, timeout=PATIENCE
-    )
-
-
-async def ask(
-    client: AsyncOpenAI, prompt: str, begun: asyncio.Event, **options: Any
-) -> tuple[str, str]:
-    """Reasoning and answer, streamed; ``begun`` is set with the first of it."""
-    stream = await client.chat.completions.create(
-        model="headway-mini",
-        messages=[{"role": "user", "content": prompt}],
-        stream=True,
-        temperature=0,
-        **options,
-    )
-    reasoning, answer = [], []
-    async for chunk in stream:
-        for choice in chunk.choices:
-            reasoning.append(getattr(choice.delta, "reasoning_content", None) or "")
-            answer.append(choice.delta.content or "")
-            if reasoning[-1]:
-                begun.set()
-    return "".join(reasoning), "".join(answer)
+    return running.openai(PATIENCE)
 
 
 def ask_all(
@@ -70,8 +47,11 @@ def ask_all(
 ) -> tuple[list[asyncio.Task[tuple[str, str]]], list[asyncio.Event]]:
     """All at once, and an event each that says that its answer has begun."""
     begun = [asyncio.Event() for _ in prompts]
-    pairs = zip(prompts, begun, strict=True)
-    return [asyncio.create_task(ask(client, *pair, **options)) for pair in pairs], begun
+    asked = (
+        chat(client, prompt, begun=event, **options)
+        for prompt, event in zip(prompts, begun, strict=True)
+    )
+    return [asyncio.create_task(each) for each in asked], begun
 
 
 async def leader_of(running: LocalCluster, newer_than: int = -1) -> Leader:
@@ -107,7 +87,7 @@ async def end_takeover(running: LocalCluster, killed: Leader) -> None:
 
 async def test_requests_that_run_go_on(running: LocalCluster, client: AsyncOpenAI) -> None:
     endless: dict[str, Any] = {"max_tokens": 1200, "extra_body": {"ignore_eos": True}}
-    undisturbed = await ask(client, LONG, asyncio.Event(), **endless)
+    undisturbed = await chat(client, LONG, **endless)
     asked, begun = ask_all(client, [LONG] * 6, **endless)
     await asyncio.gather(*(event.wait() for event in begun))
     killed = await kill_leader(running)
@@ -138,7 +118,7 @@ async def test_requests_that_come_while_nobody_leads_wait_for_the_next_leader(
     async def has_followed() -> bool:
         if len(asked) < 60:
             prompt = SHORT[len(asked) % len(SHORT)]
-            asked.append((prompt, asyncio.create_task(ask(client, prompt, asyncio.Event()))))
+            asked.append((prompt, asyncio.create_task(chat(client, prompt))))
         found = await running.store.leader()
         return found is not None and found.fencing_token > killed.fencing_token
 

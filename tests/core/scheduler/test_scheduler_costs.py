@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -19,25 +19,11 @@ from headway.policies.packing import Room
 from headway.policies.packing.pbaa import BOOST, Pbaa, PbaaParams
 from headway.policies.placement.min_cost import MinCost, MinCostParams
 from headway.policies.rescheduling.star import Star, StarParams
-from headway.request import StreamKey
+from tests.fakes.candidates import Prompt
 from tests.fakes.scheduler_text import SchedulerHarness, make_info, short_pass
 
 DECODER, PREFILLER = make_info("d", role=Role.DECODE), make_info("p", role=Role.PREFILL)
 MEASURED = MeasuredCosts(0.01, 1e-3, 0.0, 2e-4, 3e-8)
-
-
-@dataclass(frozen=True)
-class Waiter:
-    """A prompt in the window."""
-
-    number: int
-    arrival_at: float
-    num_tokens: int
-    opens_answer: bool = True
-
-    @property
-    def key(self) -> StreamKey:
-        return StreamKey("g", self.number)
 
 
 def pool(costs: Costs | None = None) -> PoolCosts:
@@ -170,12 +156,12 @@ def test_the_windows_boost_uses_the_pools_prefill_rate_and_its_fitted_gamma() ->
 def test_the_windows_order_follows_the_constants() -> None:
     """A later short prompt passes, unless tokens are so slow that its boost has faded."""
     policy, room = Pbaa(PbaaParams(order=BOOST)), UnitId("p", 0)
-    long, short = Waiter(1, 0.0, 1000), Waiter(2, 0.5, 10)
+    long, short = Prompt(1, 1000), Prompt(2, 10, 0.5)
     policy.tune(0.5, Source.MEASURED)
     for per_token, first in ((1e-4, 2), (1.0, 1)):
         policy.learn(Costs(prefill_per_token=per_token))
         rooms = [Room(room, 5, 1000, 0, 16, True)]
-        assert policy.pack((), (long, short), rooms)[0].request.number == first
+        assert policy.pack((), (long, short), rooms)[0].request.name == first
 
 
 def test_a_fitted_gamma_reaches_the_window_and_its_explanations() -> None:
