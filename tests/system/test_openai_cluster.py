@@ -75,7 +75,7 @@ async def test_answers_through_an_endpoint_equal_those_of_generate_though_its_wo
                     max_tokens=8,
                     extra_body={"prompt_logprobs": 2, "bad_words": ["4", "5"]},
                 )
-                for each in (client, client_of(behind))
+                for each in (client, behind.openai())
             ]
             assert through.choices[0].text == direct.choices[0].text
             assert set("45").isdisjoint(through.choices[0].text)
