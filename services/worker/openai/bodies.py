@@ -150,9 +150,9 @@ def _words_of(endpoint: KnownEndpoint, bad_words: Sequence[BadWord]) -> list[str
     if tokenizer is None:
         raise _not_kept("bad words", "bad_words")
     spelled = (tokenizer.decode(word.token_ids, skip_special_tokens=False) for word in bad_words)
-    words = list(dict.fromkeys(text.lstrip() or text for text in spelled))
+    words = list(dict.fromkeys(text.lstrip() for text in spelled))
     if not all(words) or any("\ufffd" in word for word in words):
-        raise _not_kept("bad words that are no text", "bad_words")
+        raise _not_kept("bad words that are spaces, or no text", "bad_words")
     return words
 
 

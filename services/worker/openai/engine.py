@@ -439,8 +439,12 @@ class OpenAIEngine:
     ) -> bool:
         """Take one event of a stream; return whether the request has ended with it."""
         if "error" in event:
-            told = str(event["error"])[:_LONGEST_ERROR]
-            self._fail(request.key, "the endpoint failed while it computed this request", told)
+            error, told = event["error"], str(event["error"])[:_LONGEST_ERROR]
+            status = error.get("code") if isinstance(error, dict) else None
+            if status in _REFUSALS:  # vLLM looks at some fields after it has begun the stream
+                self._refused(request.key, status, told)
+            else:
+                self._fail(request.key, "the endpoint failed while it computed this request", told)
             return True
         for choice in event.get("choices", ()):
             most = request.sampling.max_tokens - len(output)

@@ -460,6 +460,8 @@ async def test_an_output_with_a_form_is_not_resumed_in_its_middle(endpoint: Open
         ("thinking_token_budget", {"constraints": Constraints(reasoning_budget=9)}, "budget"),
         ("thinking_token_budget", {"constraints": _BEHIND_REASONING}, "behind reasoning"),
         ("bad_words", {"constraints": Constraints(bad_words=(BadWord((7,)),))}, "bad words"),
+        ("", {"constraints": Constraints(bad_words=(BadWord((32,)),))}, "are spaces"),
+        ("", {"constraints": Constraints(bad_words=(BadWord((195,)),))}, "or no text"),
         ("prompt_logprobs", {"num_prompt_logprobs": 1}, "log probabilities of a prompt"),
         ("min_p", {"min_p": 0.5}, "the endpoint answered 400: it does not take"),
     ],
@@ -499,6 +501,15 @@ def event(**choice: Any) -> bytes:
 
 
 TOP = {"token_logprobs": [-0.5], "top_logprobs": [{"token_id:3": None}]}
+
+
+async def test_what_a_stream_refuses_is_the_requests_fault(endpoint: OpenAIEndpoint) -> None:
+    endpoint.instead = b'data: {"error": {"message": "secret", "code": 400}}\n\n'
+    async with following(examined(endpoint)) as found:
+        found.engine.add(make_request(""), 0)
+        drawn = await found.end()
+    assert drawn.code is Code.INVALID_ARGUMENT
+    assert "secret" not in drawn.message
 
 
 @pytest.mark.parametrize(
