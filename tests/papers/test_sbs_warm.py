@@ -252,16 +252,17 @@ def test_a_flood_of_cached_prompts_keeps_nobody_else_out_of_a_look(flood: Standi
     assert sent_to(scheduler, 50) is not None
 
 
-def test_a_small_hit_is_no_reason_to_go_anywhere() -> None:
-    scheduler = cluster("a")
+@pytest.mark.parametrize(("role", "at"), [(Role.PREFILL, "b"), (Role.UNIFIED, "a")])
+def test_a_small_hit_is_no_reason_to_go_anywhere_but_to_a_lone_unit(role: Role, at: str) -> None:
+    scheduler = cluster("a", role=role)
     ask(scheduler, 1, 7, 2 * STEP)
-    scheduler.wait(0.2)
     scheduler.accept("a")
+    scheduler.wait(0.2)
     scheduler.end_forward("a", after=0.1, finished=(1,))
-    scheduler.connect(make_info("b", chunk=CHUNK, blocks=2000, max_len=20_000))
+    scheduler.connect(make_info("b", role, chunk=CHUNK, blocks=2000, max_len=20_000))
     ask(scheduler, 2, 7, 2 * STEP)
     scheduler.wait(0.2)
-    assert sent_to(scheduler, 2) == UnitId("b", 0)
+    assert sent_to(scheduler, 2) == UnitId(at, 0)
 
 
 def test_why_names_hit_debt_wait_and_the_runner_up() -> None:

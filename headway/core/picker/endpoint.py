@@ -29,6 +29,10 @@ SPLIT_LAYOUT = "the endpoints' own"
 """Layout of KV that goes from one endpoint to another: their business, and alike for all."""
 _SAMPLES = 32
 """Scrapes whose least seconds of a prompt token count: requests that ran together count twice."""
+_ASSUMED = 5e-5
+"""Seconds of a prompt token (8B on an H100) until metrics tell, as they will: who takes endpoints
+for faster gives one of them all that comes meanwhile. Without metrics nothing is held on a guess.
+"""
 _SLOWEST = 2.0
 """By so much more time than the clock says may pass until KV events or steps tell of a prompt: then
 it was cached, or events are lost. No event tells of one that fills no block."""
@@ -396,6 +400,9 @@ class EndpointLedger:
                 self._count(held, 1)
 
     def _measure(self, last: EndpointMetrics | None, metrics: EndpointMetrics) -> None:
+        if not self._samples:
+            self._token_time = max(self._token_time, _ASSUMED)
+            last = last or EndpointMetrics()  # its whole past counts, if it has one
         if last is None:
             return
         tokens = metrics.computed_tokens - last.computed_tokens

@@ -31,8 +31,9 @@ from headway.request import StreamKey
 
 _PER_TOKEN = 1e-4
 """Seconds of a prompt token while nothing is known."""
-_LEAST_HIT = 256
-"""Fewest tokens that a unit has to hold more than another for a request to be its own."""
+_LEAST_HIT, _LEAST_OF_LONE = 256, 64
+"""Fewest tokens that a unit has to hold more than another for a request to be its own. A lone unit
+makes nobody wait, so there as many as the index can tell."""
 _MOST_CHUNKS = 4
 """Chunks of requests that a look judges for each unit that is ready."""
 _MOST_PASSING = 64
@@ -85,6 +86,7 @@ class WarmStaggeredBatch(StaggeredBatch):
         """When requests first could not go to their own unit, and W then."""
         self._recheck_at = inf
         self._barred: frozenset[str] = frozenset()
+        self._has_lone_alone = False
         super().__init__(params)
 
     # --- constants --------------------------------------------------------------------
@@ -104,7 +106,8 @@ class WarmStaggeredBatch(StaggeredBatch):
     @property
     def _least_hit(self) -> float:
         """Tokens: a smaller hit is not worth the message that it would wait for."""
-        return max(_LEAST_HIT, self.dispatch_latency / self._per_token.value)
+        least = _LEAST_OF_LONE if self._has_lone_alone else _LEAST_HIT
+        return max(least, self.dispatch_latency / self._per_token.value)
 
     def leave(self, worker_id: str) -> None:
         """Remove an instance; who waits for it is anybody's."""
@@ -140,6 +143,7 @@ class WarmStaggeredBatch(StaggeredBatch):
         ready = {load.worker_id: load for load in loads if self._takes_own(load, now)}
         if not ready:  # as nobody can go, those held stay so
             return super().turns(loads, num_waiting, now=now, waiting=waiting)
+        self._has_lone_alone = all(load.is_lone for load in loads)
         least = self._least_hit
         if not any(entry.num_tokens >= least and self._telling(entry) for entry in waiting):
             self.held = NOBODY

@@ -88,6 +88,23 @@ def test_no_prompt_wakes_the_core_at_its_end_while_nobody_waits() -> None:
     assert gateway.pick(gateway.ask(CHUNK)).rule != BEST_GUESS
 
 
+@pytest.mark.parametrize(
+    ("past", "seconds"),
+    [
+        (EndpointMetrics(), 5e-5),  # an assumption
+        (EndpointMetrics(computed_tokens=1e6, prefill_seconds=20.0), 2e-5),
+        (Silence.NO_METRICS, 5e-6),  # nobody will tell: as fast as may be
+    ],
+)
+def test_the_first_scrape_tells_what_a_prompt_token_takes(
+    past: EndpointMetrics | Silence, seconds: float
+) -> None:
+    gateway = Gateway(settings=PickerSettings(first_pass=5e-6 * CHUNK))
+    gateway.handle(EndpointListed(EndpointInfo(A, "m", CHUNK)))
+    gateway.scraped(A, past)
+    assert gateway.endpoints()[0].seconds_per_token == pytest.approx(seconds)
+
+
 def test_the_end_of_a_response_says_that_its_prompt_is_through() -> None:
     gateway = Gateway(A, settings=PickerSettings(first_pass=1e4, longest_hold=1e6))
     first, second = gateway.ask(CHUNK), gateway.ask(CHUNK)
