@@ -1,4 +1,4 @@
-"""Sessions from a seed, small enough for the endpoint; and when sessions start."""
+"""Sessions from a seed, small enough for the endpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from headway.errors import Code, HeadwayError
-from headway.workload.arrivals import gaps
 from headway.workload.sessions import Session, SessionTurn
 
 BLOCK = 16
@@ -90,27 +89,6 @@ class _Maker:
 
     def _draw(self, mean: int) -> int:
         return max(1, round(mean * self._rng.uniform(1.0 - _SPREAD, 1.0 + _SPREAD)))
-
-
-def first_of(sessions: Sequence[Session], num_sessions: int) -> list[Session]:
-    """Return the first so many sessions that start by themselves, and all their children."""
-    by_number = {each.number: each for each in sessions}
-    found = [each for each in sessions if each.at is not None][:num_sessions]
-    for each in found:  # it grows: children have children
-        found += [by_number[child] for turn in each.turns for child in turn.children]
-    return found
-
-
-def started(sessions: Sequence[Session], rate: float, seed: int) -> list[Session]:
-    """Return the sessions with Poisson starts, ``rate`` a second (inf: all at once)."""
-    between = gaps("poisson", rate, random.Random(f"starts {seed}"))
-    at, found = 0.0, []
-    for each in sessions:
-        if each.at is not None:
-            at += next(between)
-            each = replace(each, at=at)
-        found.append(each)
-    return found
 
 
 def scaled(sessions: Sequence[Session], scale: float) -> list[Session]:

@@ -8,14 +8,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.cluster import Role, WorkerInfo
+from bench.engine.loop import greedy, worker_of
 from headway.core.worker.core import WorkerCore, WorkerSettings
 from headway.core.worker.events import PassFailed, SendTokens
 from headway.engine import Backend
 from headway.forward_pass import ForwardPass, PassResult
-from headway.messages import Dispatch, UnitBatch
 from headway.policies import registry
-from headway.request import Request, SamplingParams
 from services.runtime.clock import Clock
 from services.runtime.driver import Driver
 from services.worker.engine_thread import EngineThread
@@ -41,19 +39,7 @@ class DrivenEngine:
     """A unified worker of one unit; ``plans_ahead`` is its ``--async-scheduling``. Close it."""
 
     def __init__(self, backend: Backend, plans_ahead: bool) -> None:
-        engine = backend.info
-        info = WorkerInfo(
-            worker_id="w",
-            address="w:1",
-            role=Role.UNIFIED,
-            model="m",
-            num_units=1,
-            chunk_tokens=8192,
-            block_size=engine.block_size,
-            num_blocks=engine.num_blocks,
-            max_model_len=engine.max_model_len,
-            kv_bytes_per_token=engine.kv_bytes_per_token,
-        )
+        info = worker_of(backend.info, 8192)
         settings = WorkerSettings(watermark=0.0, prefix_caching=False, runs_ahead=plans_ahead)
         core = WorkerCore(info, (), registry.make("batching", "sarathi"), settings)
         self._thread = EngineThread(backend, self._ended)
@@ -72,26 +58,11 @@ class DrivenEngine:
     async def answer(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> DrivenRun:
         """Answer these prompts at once, greedily; ``outputs`` has the tokens of each."""
         first, batch = self._num_seen, len(prompts)
-        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-        requests = tuple(
-            Request(
-                request_id=str(first + n),
-                attempt=0,
-                stream_id=first + n,
-                gateway_id="g",
-                gateway_address="g:1",
-                model="m",
-                prompt_token_ids=tuple(prompt),
-                sampling=sampling,
-                arrival_at=time.time(),
-            )
-            for n, prompt in enumerate(prompts)
-        )
         self._num_seen += batch
-        self._outputs = {request.stream_id: [] for request in requests}
+        self._outputs = {first + n: [] for n in range(batch)}
         self._left, self._passes = batch * num_tokens, []
         self._done.clear()
-        self._driver.post(Dispatch(first + 1, (UnitBatch(0, requests),)))
+        self._driver.post(greedy(prompts, num_tokens, first))
         await self._done.wait()
         if self._failure:
             raise RuntimeError(self._failure)

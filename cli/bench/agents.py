@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.agents.make import BLOCK, AgentLoad, first_of, make_sessions, scaled, started
+from bench.agents.make import BLOCK, AgentLoad, make_sessions, scaled
 from bench.agents.run import AgentsSetting, compare
 from bench.agents.systems import (
     HASHED,
@@ -29,6 +30,7 @@ from cli.options import (
 )
 from headway.errors import invalid, require_between
 from headway.presets import find_preset
+from headway.workload.session import first_of, started
 from headway.workload.sessions import BLOCK_TOKENS, Session, load_sessions
 from results.output import refuse_unwritable
 from services.local.options import PolicyOptions
@@ -167,7 +169,11 @@ def _sessions(args: argparse.Namespace) -> Callable[[int], Sequence[Session]]:
 
     def of_seed(seed: int) -> Sequence[Session]:
         sessions = make_sessions(load, seed) if read is None else read
-        return sessions if args.rate is None else started(sessions, args.rate, seed)
+        return (
+            sessions
+            if args.rate is None
+            else started(sessions, args.rate, random.Random(f"starts {seed}"))
+        )
 
     return of_seed
 

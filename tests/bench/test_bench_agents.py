@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,11 +14,9 @@ from bench.agents.loop import AgentRun, AskedTurn, SessionLife
 from bench.agents.make import (
     BLOCK,
     AgentLoad,
-    first_of,
     make_sessions,
     refuse_too_long,
     scaled,
-    started,
 )
 from bench.agents.report import cached_around, cached_by_turn, figures_of, packed
 from bench.agents.run import system_tokens
@@ -27,6 +26,7 @@ from bench.serve.replay import ReplayedRequest
 from cli import main
 from headway.errors import HeadwayError
 from headway.metrics import RequestTimes
+from headway.workload.session import first_of, started
 from headway.workload.sessions import Session, SessionTurn
 
 TEXTS = Texts("salt", 4.0, 10)
@@ -169,12 +169,12 @@ def test_a_child_has_no_more_system_prompt_than_its_parent() -> None:
 
 def test_sessions_start_at_drawn_instants_and_children_with_their_parent() -> None:
     sessions = make_sessions(AgentLoad(num_sessions=3, fork=1.0), 1)
-    instants = [each.at for each in started(sessions, 2.0, 1)]
+    instants = [each.at for each in started(sessions, 2.0, random.Random(1))]
     tops = [each for each in instants[:3] if each is not None]
     assert len(tops) == 3
     assert 0.0 < tops[0] < tops[1] < tops[2]
     assert set(instants[3:]) == {None}
-    assert {each.at for each in started(sessions[:3], float("inf"), 1)} == {0.0}
+    assert {each.at for each in started(sessions[:3], float("inf"), random.Random(1))} == {0.0}
 
 
 def test_the_first_sessions_of_a_file_bring_their_children() -> None:

@@ -11,7 +11,7 @@ from math import inf
 
 import numpy as np
 
-from headway.cluster import UnitId
+from headway.cluster import UnitId, WorkerInfo
 from headway.core.scheduler.decode import DecodePlacer
 from headway.core.scheduler.drains import Drains
 from headway.core.scheduler.events import Chosen, Considered, Decision
@@ -121,7 +121,13 @@ class Mover:
                 continue
             decodes = instance.info.role.decodes
             pools.setdefault(instance.info.kv_kind, []).extend(
-                _unit_report(instance, running, report.step_time)
+                unit_report(
+                    instance.info,
+                    running,
+                    report.step_time,
+                    instance.inbound_tokens(running.unit),
+                    accepts=instance.is_open(running.unit),
+                )
                 for running in report.units
                 if running.unit < instance.info.num_units and (decodes or running.keys)
             )
@@ -202,9 +208,10 @@ class Mover:
             self._placer.explain("boundary", considered, [choice], 0, now)
 
 
-def _unit_report(instance: Instance, running: RunningRequests, step_time: float) -> UnitReport:
-    info = instance.info
-    arriving = instance.inbound_tokens(running.unit)
+def unit_report(
+    info: WorkerInfo, running: RunningRequests, step_time: float, arriving: int, *, accepts: bool
+) -> UnitReport:
+    """Return a DP unit as policies see it, with the tokens that are on their way to it."""
     return UnitReport(
         unit=UnitId(info.worker_id, running.unit),
         capacity_tokens=info.num_blocks * info.block_size,
@@ -217,5 +224,5 @@ def _unit_report(instance: Instance, running: RunningRequests, step_time: float)
         num_tokens=sum(running.num_tokens) + running.lost_tokens + arriving,
         step_time=step_time,
         kv_bytes_per_token=info.kv_bytes_per_token,
-        accepts=instance.is_open(running.unit),
+        accepts=accepts,
     )

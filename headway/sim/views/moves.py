@@ -8,16 +8,14 @@ from functools import partial
 from math import floor, inf
 from typing import NamedTuple
 
-import numpy as np
-
 from headway.cluster import UnitId
+from headway.core.scheduler.moves import unit_report
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import RunningRequests
 from headway.policies import registry
 from headway.policies.readers import teach
 from headway.policies.rescheduling import (
     Move,
-    Requests,
     Rescheduling,
     UnitReport,
     yielding_first,
@@ -119,21 +117,8 @@ class ViewMover:
     def _report(self, running: RunningRequests, worker_id: str, step_time: float) -> UnitReport:
         name = UnitId(worker_id, running.unit)
         instance, unit = self._units[name]
-        arriving = unit.inbound_tokens
-        return UnitReport(
-            unit=name,
-            capacity_tokens=unit.view.capacity_tokens,
-            requests=Requests(
-                running.keys,
-                np.asarray(running.num_tokens, dtype=np.int64),
-                np.asarray(running.remaining, dtype=np.float64),
-            ),
-            future=np.asarray(running.future, dtype=np.float64) + arriving,
-            num_tokens=sum(running.num_tokens) + running.lost_tokens + arriving,
-            step_time=step_time,
-            kv_bytes_per_token=instance.info.kv_bytes_per_token,
-            accepts=instance.info.role.decodes and unit.view.is_open,
-        )
+        accepts = instance.info.role.decodes and unit.view.is_open
+        return unit_report(instance.info, running, step_time, unit.inbound_tokens, accepts=accepts)
 
     def _may_move(self, key: StreamKey) -> bool:
         job = self._outlook.jobs[key]
