@@ -36,12 +36,42 @@ STEP = st.tuples(st.just("step"), st.integers(0, 30), st.integers(1, 8))
 TIME = st.tuples(st.just("time"), st.integers(0, 200), st.just(0))
 
 
+TROUBLE = st.tuples(
+    st.sampled_from(["kill", "revive", "blip-worker", "blip-gateway", "elect"]),
+    st.integers(0, 3),
+    st.just(0),
+)
+
+
 Plan = list[tuple[str, int, int]]
 
 
+def settle(cluster: Cluster) -> None:
+    """Rest; drains end by themselves, and who has gone is started again."""
+    for _ in range(1000):
+        cluster.end_drains()
+        for place in range(len(cluster.roles)):
+            cluster.revive(place)
+        if not cluster.draining:
+            cluster.settle()
+            return
+        go_on(cluster, 100)
+    raise AssertionError("a worker that drains never gets rid of what it holds")
+
+
+def go_on(cluster: Cluster, num_steps: int) -> None:
+    for turn in range(num_steps):
+        steps = cluster.steps()
+        if steps:
+            steps[turn % len(steps)]()
+        cluster.now += 1e-4
+        cluster.pass_time(0.0 if steps else 0.1)
+
+
 def run(cluster: Cluster, plan: Plan) -> dict[str, tuple[int, int]]:
-    """Follow the plan; what was asked for, by request id."""
+    """Follow the plan, and come to rest with the first roles; what was asked for, by request id."""
     asked: dict[str, tuple[int, int]] = {}
+    first_roles = list(cluster.roles)
     for name, first, second in plan:
         if name == "submit":
             asked[f"r{cluster.num_submitted}"] = first, second
@@ -51,25 +81,31 @@ def run(cluster: Cluster, plan: Plan) -> dict[str, tuple[int, int]]:
                 steps = cluster.steps()
                 if steps:
                     steps[first % len(steps)]()
+            cluster.end_drains()
         elif name == "time":
             cluster.pass_time(first / 100)
         elif name == "leave":
             cluster.leave(first)
         else:
-            trouble(cluster, name, first)
-    for place in range(len(cluster.roles)):
-        cluster.revive(place)
-    cluster.settle()
+            trouble(cluster, name, first, second)
+    for place, role in enumerate(first_roles):
+        cluster.change_role(place, role)
+    cluster.roles = first_roles
+    settle(cluster)
     for _ in cluster.roles:  # with the next report, nothing is believed that is not so
         asked[f"r{cluster.num_submitted}"] = 30, 2
         cluster.submit(30, 2)
-    cluster.settle()
+    settle(cluster)
     return asked
 
 
-def trouble(cluster: Cluster, name: str, number: int) -> None:
+def trouble(cluster: Cluster, name: str, number: int, role: int) -> None:
     place = number % len(cluster.roles)
     match name:
+        case "drain":
+            cluster.drain(place)
+        case "role":
+            cluster.change_role(place, list(Role)[role])
         case "kill":
             cluster.kill(place)
         case "revive":

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
-from headway.cluster import Adapter, Role, WorkerInfo
+from headway.cluster import Adapter, Role, UnitLoad, WorkerInfo
 from headway.core.worker.core import WorkerCore, WorkerSettings
+from headway.core.worker.room import Preemptions
+from headway.core.worker.unit import PrefixCounts
+from headway.cost.costs import Constant
 from headway.forward_pass import ForwardPass
 from headway.messages import (
     Dispatch,
     EndForward,
+    MeasuredCosts,
     UnitBatch,
 )
 from headway.policies.batching import Batching
@@ -71,3 +76,16 @@ def crowded(host_tokens: int) -> WorkerHarness:
 def num_swapped(worker: WorkerHarness) -> tuple[int, int]:
     passes = [a for a in worker.log if isinstance(a, ForwardPass)]
     return sum(len(p.swapped_out) for p in passes), sum(len(p.swapped_in) for p in passes)
+
+
+@dataclass
+class CoreTotals:
+    """Totals of a worker's core, for its metrics."""
+
+    preemptions: Preemptions = field(default_factory=Preemptions)
+    num_requests: tuple[tuple[int, int], ...] = ()
+    adapters: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    prefix_counts: PrefixCounts = field(default_factory=PrefixCounts)
+    constants: tuple[Constant, ...] = ()
+    measured_costs: MeasuredCosts | None = None
+    loads: tuple[UnitLoad, ...] = ()

@@ -17,6 +17,7 @@ from tests.fakes.cluster_plans import (
     STEP,
     SUBMIT,
     TIME,
+    TROUBLE,
     Plan,
     check,
     run,
@@ -34,11 +35,6 @@ POLICIES = st.sampled_from(
     ]
 )
 LEAVE = st.tuples(st.just("leave"), st.integers(0, 12), st.just(0))
-TROUBLE = st.tuples(
-    st.sampled_from(["kill", "revive", "blip-worker", "blip-gateway", "elect"]),
-    st.integers(0, 3),
-    st.just(0),
-)
 CALM = st.lists(st.one_of(SUBMIT, STEP, STEP, STEP, TIME), max_size=60)
 STORM = st.lists(st.one_of(SUBMIT, STEP, STEP, STEP, TIME, LEAVE, TROUBLE), max_size=80)
 

@@ -11,7 +11,17 @@ from headway.cluster import Role
 from headway.core.scheduler.settings import MoveLimits, SchedulerSettings
 from headway.messages import Handoff
 from tests.fakes.cluster import Cluster
-from tests.fakes.cluster_plans import PATIENT, STEP, SUBMIT, TIME, check, trouble
+from tests.fakes.cluster_plans import (
+    PATIENT,
+    STEP,
+    SUBMIT,
+    TIME,
+    TROUBLE,
+    Plan,
+    check,
+    go_on,
+    run,
+)
 from tests.fakes.paged import expected_output
 
 ROLES = st.sampled_from(
@@ -31,72 +41,8 @@ POLICIES = st.sampled_from(
 )
 DRAIN = st.tuples(st.just("drain"), st.integers(0, 3), st.just(0))
 ROLE = st.tuples(st.just("role"), st.integers(0, 3), st.integers(0, 3))
-TROUBLE = st.tuples(
-    st.sampled_from(["kill", "revive", "blip-worker", "blip-gateway", "elect"]),
-    st.integers(0, 3),
-    st.just(0),
-)
 CALM = st.lists(st.one_of(SUBMIT, STEP, STEP, STEP, TIME, DRAIN, ROLE), max_size=60)
 STORM = st.lists(st.one_of(SUBMIT, STEP, STEP, STEP, TIME, DRAIN, ROLE, TROUBLE), max_size=80)
-Plan = list[tuple[str, int, int]]
-
-
-def run(cluster: Cluster, plan: Plan) -> dict[str, tuple[int, int]]:
-    """Follow the plan; at its end all roles are what they were, and who drained is back."""
-    asked: dict[str, tuple[int, int]] = {}
-    first_roles = list(cluster.roles)
-    for name, first, second in plan:
-        place = first % len(cluster.roles)
-        if name == "submit":
-            asked[f"r{cluster.num_submitted}"] = first, second
-            cluster.submit(first, second)
-        elif name == "step":
-            for _ in range(second):
-                steps = cluster.steps()
-                if steps:
-                    steps[first % len(steps)]()
-            cluster.end_drains()
-        elif name == "time":
-            cluster.pass_time(first / 100)
-        elif name == "drain":
-            cluster.drain(place)
-        elif name == "role":
-            cluster.change_role(place, list(Role)[second])
-        else:
-            trouble(cluster, name, first)
-    for place, role in enumerate(first_roles):
-        cluster.change_role(place, role)
-    cluster.roles = first_roles
-    for place in range(len(cluster.roles)):
-        cluster.revive(place)
-    settle(cluster)
-    for _ in cluster.roles:
-        asked[f"r{cluster.num_submitted}"] = 30, 2
-        cluster.submit(30, 2)
-    settle(cluster)
-    return asked
-
-
-def settle(cluster: Cluster) -> None:
-    """Drains end by themselves; who has gone is started again."""
-    for _ in range(1000):
-        cluster.end_drains()
-        for place in range(len(cluster.roles)):
-            cluster.revive(place)
-        if not cluster.draining:
-            cluster.settle()
-            return
-        go_on(cluster, 100)
-    raise AssertionError("a worker that drains never gets rid of what it holds")
-
-
-def go_on(cluster: Cluster, num_steps: int) -> None:
-    for turn in range(num_steps):
-        steps = cluster.steps()
-        if steps:
-            steps[turn % len(steps)]()
-        cluster.now += 1e-4
-        cluster.pass_time(0.0 if steps else 0.1)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
@@ -10,24 +10,12 @@ from headway.cluster import UnitId
 from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import Chosen, Considered, Decision, SendToWorker
 from headway.core.worker.room import Preemptions
-from headway.core.worker.unit import PrefixCounts
 from headway.cost.costs import Constant, Source
 from headway.messages import MeasuredCosts, Tuned
 from headway.request import StreamKey
 from services.scheduler.metrics import SchedulerMetrics
 from services.worker.metrics import WorkerMetrics
-
-
-@dataclass
-class Counts:
-    """Totals of a worker's core."""
-
-    preemptions: Preemptions = field(default_factory=Preemptions)
-    num_requests: tuple[tuple[int, int], ...] = ()
-    adapters: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-    prefix_counts: PrefixCounts = field(default_factory=PrefixCounts)
-    constants: tuple[Constant, ...] = ()
-    measured_costs: MeasuredCosts | None = None
+from tests.fakes.worker_core import CoreTotals
 
 
 def decision(question: str) -> Decision:
@@ -52,7 +40,7 @@ def test_moves_are_counted_by_cause_and_are_no_dispatches() -> None:
 def test_the_fitted_gamma_is_shown_by_both_ends() -> None:
     registry = CollectorRegistry()
     SchedulerMetrics(lambda: None, registry).performed(SendToWorker("d1", Tuned(0.25)))
-    WorkerMetrics(registry, Counts(), "m", 64, 16).heard(Tuned(0.25))
+    WorkerMetrics(registry, CoreTotals(), "m", 64, 16).heard(Tuned(0.25))
     assert registry.get_sample_value("headway_scheduler_gamma_per_s") == 0.25
     assert registry.get_sample_value("headway_worker_gamma_per_s") == 0.25
 
@@ -65,7 +53,7 @@ def test_requests_that_are_held_back_are_shown_by_the_leader() -> None:
 
 def test_a_worker_shows_what_it_measured_and_what_it_decides_by() -> None:
     registry = CollectorRegistry()
-    counts = Counts(constants=(Constant("swap", 2e-6, Source.MEASURED),))
+    counts = CoreTotals(constants=(Constant("swap", 2e-6, Source.MEASURED),))
     WorkerMetrics(registry, counts, "m", 64, 16)
     costs = "headway_worker_measured_costs"
     assert registry.get_sample_value(costs, {"cost": "per_request"}) is None
@@ -77,7 +65,7 @@ def test_a_worker_shows_what_it_measured_and_what_it_decides_by() -> None:
 
 def test_preemptions_are_counted_by_kind() -> None:
     registry = CollectorRegistry()
-    counts = Counts(Preemptions(2, 1))
+    counts = CoreTotals(Preemptions(2, 1))
     WorkerMetrics(registry, counts, "m", 64, 16)
     name = "headway_worker_preemptions_total"
     assert registry.get_sample_value(name, {"kind": "voluntary"}) == 2

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -16,32 +15,15 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from bench import observe
-from headway.cluster import UnitLoad
 from headway.core.scheduler.core import SchedulerCore
-from headway.core.worker.room import Preemptions
-from headway.core.worker.unit import PrefixCounts
-from headway.cost.costs import Constant
-from headway.messages import MeasuredCosts
 from services.runtime.telemetry import ServiceMetrics
 from services.scheduler.metrics import _POOL_GAUGES, SchedulerMetrics
 from services.worker.metrics import WorkerMetrics
 from tests.fakes.compose_files import ROOT
 from tests.fakes.gateway_harness import Cluster
+from tests.fakes.worker_core import CoreTotals
 
 COMPOSE = ROOT / "deploy" / "compose.observe.yaml"
-
-
-@dataclass
-class Counts:
-    """Totals of a worker's core."""
-
-    preemptions: Preemptions = field(default_factory=Preemptions)
-    num_requests: tuple[tuple[int, int], ...] = ()
-    adapters: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-    prefix_counts: PrefixCounts = field(default_factory=PrefixCounts)
-    constants: tuple[Constant, ...] = ()
-    measured_costs: MeasuredCosts | None = None
-    loads: tuple[UnitLoad, ...] = ()
 
 
 def families(registries: Iterable[CollectorRegistry]) -> set[str]:
@@ -58,7 +40,7 @@ async def test_every_metric_of_the_board_and_the_rules_is_there(running: Cluster
     others = CollectorRegistry()
     ServiceMetrics(others, "worker", "w")
     SchedulerMetrics(SchedulerCore().status, others)
-    WorkerMetrics(others, Counts(), "m", 64, 16)
+    WorkerMetrics(others, CoreTotals(), "m", 64, 16)
     known = families((others, running.service.metrics.registry))
     known |= {f"headway_scheduler_{name}" for name, _, _ in _POOL_GAUGES}
     named = {
