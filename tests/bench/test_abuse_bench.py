@@ -11,7 +11,6 @@ import pytest
 
 from bench.abuses.catalogue import CATALOGUE, Abuse, Manner
 from bench.abuses.run import Abused, Trials
-from cli import main
 
 KEYS = {name: name for name in ("abuser", "other", "operator")}
 SIZES = Abused("", num_asked=3, head_start=0.0)
@@ -75,8 +74,3 @@ async def test_other_tokens_and_refusals_are_faults_and_5xx_to_anybody() -> None
 async def test_an_abuse_of_any_manner_is_over_once_the_other_key_has_asked(manner: Manner) -> None:
     abuse = Abuse("one", body={"prompt": "a" * 9}, at_once=2, manner=manner)
     assert await faults(abuse, (200, "a")) == []
-
-
-def test_abuses_that_no_name_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "abuse", "--only", "nothing like it"]) == 2
-    assert "ambiguous grammar" in capsys.readouterr().err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,6 @@ from bench.agents.run import system_tokens
 from bench.agents.texts import Measure, Texts, num_shared, shared_starts
 from bench.serve.plan import Planned
 from bench.serve.replay import ReplayedRequest
-from cli import main
 from headway.errors import HeadwayError
 from headway.metrics import RequestTimes
 from headway.workload.session import first_of, started
@@ -240,28 +238,3 @@ def test_turns_around_a_kill_are_those_of_sessions_that_lived_through_it() -> No
     }
     written = packed(AgentRun(turns), {}, 5.0)
     assert json.loads(json.dumps(written))["around_kill"]["1st after"]["cached"] == 0.1
-
-
-# --- the command ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--turns", "0"), "--turns is 0"),
-        (("--sessions", "0"), "--sessions is 0"),
-        (("--rate", "0"), "--rate is 0.0"),
-        (("--fork", "2"), "--fork is 2.0"),
-        (("--output-tokens", "0"), "--output-tokens is 0"),
-        (("--file", "no/such/file"), "cannot read no/such/file"),
-        (("--kill-leader", "3"), "--kill-leader is 3.0"),
-        (("--compare", "quickest"), "preset is 'quickest'"),
-        (("--compare", "sbs,sbs"), "--compare is 'sbs,sbs'"),
-        (("--json", "/no/such/folder/x.json"), "cannot write"),
-    ],
-)
-def test_wrong_agents_flags_are_refused_with_the_way_out(
-    flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert main(["bench", "agents", *flags]) == 2
-    assert said in capsys.readouterr().err

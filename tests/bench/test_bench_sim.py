@@ -23,20 +23,3 @@ def test_figures_come_with_their_load(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (load["preset"], load["prefill"], load["decode"]) == ("star", 2, 3)
     assert (load["rate"], load["seconds"], load["fidelity"]) == (10.0, 2.0, "cores")
     assert found["num_requests"] > 0
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "said"),
-    [
-        ("--seconds", "0.001", "nobody asks within 0.001 s at 10 requests/s: give more --seconds"),
-        ("--seconds", "0", "--seconds is 0.0; it must be from 0.001"),
-        ("--rate", "nan", "--rate is nan; it must be from 0.001"),
-        ("--decode", "0", "--decode is 0; it must be from 1"),
-        ("--output", "0", "--output is 0.0; it must be from 1"),
-    ],
-)
-def test_a_load_that_cannot_be_is_refused(
-    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*SHORT, option, value]) == 2
-    assert said in capsys.readouterr().err

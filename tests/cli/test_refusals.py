@@ -1,8 +1,9 @@
-"""Every command that takes policies refuses a wrong one before it starts anything."""
+"""Commands refuse what cannot be, in one sentence, before they start anything."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,75 @@ def test_a_wrong_policy_is_refused_in_one_sentence(
     assert not said.out
     assert not list(tmp_path.iterdir())
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("up --prefil 2", "unknown argument --prefil: did you mean --prefill"),
+        ("calibrate fit --out mine.toml --engine openai", "shows its passes"),
+        ("calibrate fit --out mine.toml --engine x", "one of torch"),
+        ("chaos --faults kill,earthquake", "earthquake"),
+        ("profile fit /nowhere.csv --like llama-8b-a100", "/nowhere.csv"),
+        ("profile run --tpot-slo 0", "--tpot-slo"),
+        ("profile run --seconds 0", "--seconds"),
+        ("profile run --input-tokens 1,2", "input_tokens"),
+        ("profile run --input-tokens short", "--input-tokens"),
+        ("simulate sbs-prefill --stream --out x", "without --out and --plots"),
+        ("simulate sbs-prefill --stream --plots x", "without --out and --plots"),
+        ("simulate sbs-prefill --parquet", "with --out"),
+        ("simulate sbs-prefill --rates 5,-1", "--rates is -1.0; it must be finite numbers over 0"),
+        ("simulate sbs-prefill --rates nan", "--rates is nan"),
+        ("simulate sbs-prefill --rates inf", "--rates is inf"),
+        ("simulate sbs-prefill --rates 0", "rate is 0.0; it must be a finite number over 0"),
+        ("simulate sbs-prefill --preset sbs,fast", "vllm-like"),
+        ("bench abuse --only 'nothing like it'", "ambiguous grammar"),
+        ("bench agents --turns 0", "--turns is 0"),
+        ("bench agents --sessions 0", "--sessions is 0"),
+        ("bench agents --rate 0", "--rate is 0.0"),
+        ("bench agents --fork 2", "--fork is 2.0"),
+        ("bench agents --output-tokens 0", "--output-tokens is 0"),
+        ("bench agents --file no/such/file", "cannot read no/such/file"),
+        ("bench agents --kill-leader 3", "--kill-leader is 3.0"),
+        ("bench agents --compare quickest", "preset is 'quickest'"),
+        ("bench agents --compare sbs,sbs", "--compare is 'sbs,sbs'"),
+        ("bench agents --json /no/such/folder/x.json", "cannot write"),
+        (
+            "bench flood --live --profile llama-8b-a100",
+            "--profile is 'llama-8b-a100'; it must be left out with --live",
+        ),
+        ("bench flood --load 0.01 --seconds 1 --seeds 1,", "none of the others asked"),
+        ("bench gateway --rounds 0", "--rounds is 0"),
+        ("bench gateway --seconds 0", "--seconds is 0"),
+        ("bench gateway --streams 0", "--streams is 0"),
+        ("bench gateway --tokens 0", "--tokens is 0"),
+        (
+            "bench sim --seconds 0.001 --rate 10",
+            "nobody asks within 0.001 s at 10 requests/s: give",
+        ),
+        ("bench sim --seconds 0", "--seconds is 0.0; it must be from 0.001"),
+        ("bench sim --rate nan", "--rate is nan; it must be from 0.001"),
+        ("bench sim --decode 0", "--decode is 0; it must be from 1"),
+        ("bench sim --output 0", "--output is 0.0; it must be from 1"),
+        ("bench vllm --contenders fcfs,sglang", "different ones of fcfs, priority"),
+        ("bench vllm --regime light,storm", "different ones of burst, overload, light"),
+        ("bench vllm --seeds x", "--seeds"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence_at_once(
+    command: str,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(command)) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert len(shown.err.strip().splitlines()) == 1
+    assert not shown.out
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_engine_that_plans_its_own_passes_has_one_unit(

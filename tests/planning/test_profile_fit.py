@@ -64,11 +64,6 @@ def test_what_is_no_pass_is_refused_by_line_and_name(lines: list[str], says: str
         parse_passes(lines, "passes")
 
 
-def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "fit", "/nowhere.csv", "--like", "llama-8b-a100"]) == 2
-    assert "/nowhere.csv" in capsys.readouterr().err
-
-
 def test_every_ready_made_profile_tells_where_it_is_from(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

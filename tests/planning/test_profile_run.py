@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli import main
 from headway.cluster import Role, WorkerInfo
 from headway.cost.buckets import Buckets
 from headway.cost.fit import MeasuredPass
@@ -210,19 +209,3 @@ def test_without_a_chunk_that_meets_the_slo_there_is_no_convertible() -> None:
     profile = make_profile(INFO, HERE, measured(None), fit_passes(passes()))
     assert profile.convertible_chunk_tokens is None
     assert "over the TPOT SLO" in dict(table(profile))["chunk"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--tpot-slo", "0"], "--tpot-slo"),
-        (["--seconds", "0"], "--seconds"),
-        (["--input-tokens", "1,2"], "input_tokens"),
-        (["--input-tokens", "short"], "--input-tokens"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_at_once(
-    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["profile", "run", *flags]) == 2
-    assert says in capsys.readouterr().err

@@ -125,21 +125,6 @@ def test_a_streamed_run_keeps_the_same_figures(
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["--stream", "--out", "x"], "without --out and --plots"),
-        (["--stream", "--plots", "x"], "without --out and --plots"),
-        (["--parquet"], "with --out"),
-    ],
-)
-def test_what_would_write_nothing_is_refused(
-    more: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["simulate", "sbs-prefill", *more]) == 2
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("command", "module"),
     [
         (["simulate", "sbs-prefill", "--out", "x", "--parquet"], "pyarrow"),

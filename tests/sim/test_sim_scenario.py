@@ -193,29 +193,6 @@ def test_workers_report_as_often_as_a_scenario_says() -> None:
     assert default.report_interval == SIMULATED_REPORT_INTERVAL
 
 
-@pytest.mark.parametrize(
-    ("rates", "said"),
-    [
-        ("5,-1", "--rates is -1.0; it must be finite numbers over 0"),
-        ("nan", "--rates is nan"),
-        ("inf", "--rates is inf"),
-        ("0", "workload.rate is 0.0; it must be a finite number over 0"),
-    ],
-)
-def test_the_command_refuses_rates_that_cannot_be(
-    rates: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "small.toml"
-    file.write_text(SMALL)
-    assert main(["simulate", str(file), "--rates", rates]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_the_command_refuses_an_unknown_preset(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "sbs-prefill", "--preset", "sbs,fast"]) == 2
-    assert "vllm-like" in capsys.readouterr().err
-
-
 # --- bursts, traces, failures, SLOs of classes --------------------------------------------
 
 
