@@ -37,6 +37,8 @@ _POLL, _LONGEST_POLL = 0.0002, 0.005  # seconds, doubled from look to look
 _PATIENCE = 0.05  # seconds in a thread that waits for notices
 _READS, _READS_OF_ONE = 32, 4
 """Reads at once, and of one sender: who hangs holds up its own, which have no end by themselves."""
+_MOST_SENDERS = 256
+"""Senders whose connections are kept; of those that restarted, nobody says that they have gone."""
 _LONGEST_CLOSE = 5.0
 """Seconds in which a worker that stops ends its reads."""
 _kept: list[NixlKv] = []
@@ -310,6 +312,9 @@ class NixlKv:
     def _sender_of(self, description: bytes) -> str:
         with self._adding:
             if description not in self._senders:
+                idle = (known for known in self._senders if not self._reads[known])
+                if len(self._senders) >= _MOST_SENDERS and (oldest := next(idle, None)):
+                    self._forget(oldest)
                 self._senders[description] = self._added(description)
             return self._senders[description]
 

@@ -144,6 +144,22 @@ async def test_a_sender_that_hangs_holds_up_no_reads_but_its_own_and_no_stop(
         await other.close()
 
 
+@needs_nixl
+async def test_senders_that_nobody_reads_are_forgotten_for_new_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_nixl, "_MOST_SENDERS", 1)
+    own = Blocks(0)
+    target, *sources = (NixlKv(each, "w", on_loopback=True) for each in (own, Blocks(1), Blocks(2)))
+    offers = [await offered(each, [0]) for each in sources]
+    for number in (0, 1, 0):
+        await target.read(offers[number], [0], to_host=False)
+        assert list(target._senders) == [offers[number].agent]
+        assert np.all(own.planes[:, 0] == number + 1)
+    for each in (target, *sources):
+        await each.close()
+
+
 class Stuck:
     """A process's end of NIXL in which reads begin, and end when they are told to."""
 
