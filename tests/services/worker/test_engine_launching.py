@@ -1,4 +1,4 @@
-"""The torch backend takes a pass before anybody has read what the one before has drawn."""
+"""The worker's core over the real engine: whatever the order, and launched ahead, the same text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from headway.forward_pass import PENDING, ForwardPass, PassItem, PassResult
 from headway.messages import Dispatch, UnitBatch
 from headway.policies import registry
 from headway.request import SamplingParams, StreamKey
+from services.worker.engine.backend import TorchBackend
 from services.worker.engine.options import EngineOptions
 from services.worker.engine.queueing import QueueingTorchBackend
 from tests.fakes.engine_rig import GREEDY, MAX_MODEL_LEN, backend, prompt, reference_output
@@ -42,25 +44,38 @@ def queueing(folder: str) -> QueueingTorchBackend:
 
 
 class Pipeline:
-    """A worker's core that plans ahead; every pass is launched before a result is read."""
+    """A worker's core that plans ahead; every pass is launched before a result is read.
 
-    def __init__(self, folder: str, *, launches: bool) -> None:
-        self.engine = queueing(folder)
+    One that does not launch runs each pass when it is planned.
+    """
+
+    def __init__(
+        self,
+        engine: TorchBackend,
+        *,
+        launches: bool,
+        batching: str = "sarathi",
+        units: int = 1,
+        **settings: Any,
+    ) -> None:
+        self.engine = engine
         self.launches = launches
+        self.units = units
         info = WorkerInfo(
             worker_id="w",
             address="w:1",
             role=Role.UNIFIED,
             model="m",
-            num_units=1,
+            num_units=units,
             chunk_tokens=24,
             block_size=BLOCK_SIZE,
-            num_blocks=40,
+            num_blocks=40 if units == 1 else 14,
             max_model_len=MAX_MODEL_LEN,
             kv_bytes_per_token=self.engine.info.kv_bytes_per_token,
         )
-        settings = WorkerSettings(watermark=0.0, prefix_caching=False, runs_ahead=launches)
-        self.core = WorkerCore(info, (), registry.make("batching", "sarathi"), settings)
+        chosen = {"watermark": 0.0, "prefix_caching": False, "runs_ahead": launches, **settings}
+        policy = registry.make("batching", batching)
+        self.core = WorkerCore(info, (), policy, WorkerSettings(**chosen))
         self.results: deque[Callable[[], PassResult]] = deque()
         self.most_at_once = 0
         self.outputs: dict[int, list[int]] = {}
@@ -82,6 +97,7 @@ class Pipeline:
 
     def begun(self, forward_pass: ForwardPass) -> Callable[[], PassResult]:
         if self.launches:
+            assert isinstance(self.engine, QueueingTorchBackend)
             return self.engine.launch(forward_pass)
         result = self.engine.run(forward_pass)
         return lambda: result
@@ -91,7 +107,7 @@ class Pipeline:
             sampling = samplings[number % len(samplings)]
             sampling = replace(sampling, max_tokens=num_tokens, ignore_eos=True)
             request = a_request(number, prompt(length), sampling, arrival_at=self.now)
-            self.post(Dispatch(number + 1, (UnitBatch(0, (request,)),)))
+            self.post(Dispatch(number + 1, (UnitBatch(number % self.units, (request,)),)))
             if self.results and number % 2:
                 self.post(self.results.popleft()())
         while self.results:
@@ -99,7 +115,7 @@ class Pipeline:
 
 
 def test_launched_passes_give_the_tokens_of_generate(llama: str) -> None:
-    pipeline = Pipeline(llama, launches=True)
+    pipeline = Pipeline(queueing(llama), launches=True)
     assert isinstance(pipeline.engine, QueueingBackend)
     pipeline.answer([PLAIN])
     assert pipeline.most_at_once == 2
@@ -110,13 +126,26 @@ def test_launched_passes_give_the_tokens_of_generate(llama: str) -> None:
 @pytest.mark.parametrize("draws", [*DRAWS, "all of them"])
 def test_launched_passes_give_what_passes_in_turn_give(llama: str, draws: str) -> None:
     samplings = [*DRAWS.values()] if draws == "all of them" else [DRAWS[draws]]
-    in_turn, launched = Pipeline(llama, launches=False), Pipeline(llama, launches=True)
+    in_turn, launched = (Pipeline(queueing(llama), launches=launches) for launches in (False, True))
     for pipeline in (in_turn, launched):
         pipeline.answer(samplings)
     assert launched.outputs == in_turn.outputs
     assert launched.logprobs.keys() == in_turn.logprobs.keys()
     for number, expected in in_turn.logprobs.items():
         assert launched.logprobs[number] == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("batching", sorted(registry.REGISTRY["batching"]))
+def test_every_policy_gives_the_tokens_of_generate(
+    llama: str, batching: str, runs_ahead: bool
+) -> None:
+    """Two DP units on a tight pool, whose passes run in turn."""
+    engine, chosen = backend(llama, BLOCK_SIZE), {"prefix_caching": True, "runs_ahead": runs_ahead}
+    pipeline = Pipeline(engine, launches=False, batching=batching, units=2, **chosen)
+    pipeline.answer([PLAIN])
+    for number, (length, num_tokens) in enumerate(LENGTHS):
+        assert pipeline.outputs[number] == reference_output(llama, prompt(length), num_tokens)
 
 
 def test_a_token_that_the_pass_before_does_not_draw_is_refused(llama: str) -> None:
