@@ -13,6 +13,7 @@ from cli.options import (
     add_model,
     add_policy_options,
     chosen,
+    parse_presets,
     parse_seconds,
     parse_seeds,
     refuse_unknown,
@@ -89,11 +90,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run and print; 1 where a request failed."""
-    presets = [name for name in args.presets.split(",") if name]
+    presets = parse_presets(args.presets)
     for name in presets:
         refuse_unknown(name, args)
-    if len(set(presets)) < max(2, len(presets)):
-        raise invalid("--presets", args.presets, "two different ones or more, by comma")
     require_between("--for", args.seconds, 1, 3600)
     require_ranges(args, num_requests=(LEAST_REQUESTS, 100_000), warm_up=(16, 10_000))
     require_ranges(

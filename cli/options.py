@@ -55,6 +55,16 @@ def parse_seeds(text: str) -> Sequence[int]:
     return range(1, given[0] + 1)
 
 
+def parse_presets(text: str) -> list[str]:
+    """Return the presets that are compared; HeadwayError unless they are two or more."""
+    presets = [name for name in text.split(",") if name]
+    for name in presets:
+        find_preset(name)
+    if len(set(presets)) < max(2, len(presets)):
+        raise invalid("--presets", text, "two different ones or more, by comma")
+    return presets
+
+
 def parse_seconds(text: str) -> float:
     """Return the seconds of ``60s``, ``5m`` or ``1h``; argparse's type of an option."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)

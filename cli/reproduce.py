@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from cli.options import (
@@ -23,7 +22,7 @@ from cli.options import (
 )
 from headway.policies import registry
 from headway.presets import parse_choice
-from results.output import make_table, num_cores, write_json
+from results.output import make_console, make_table, num_cores, write_json
 from results.plots import provisioned
 from studies import bursts, conversations, plots, tokenscale
 from studies.claims import Claim
@@ -108,7 +107,7 @@ def _conversations(seeds: Sequence[int], num_processes: int) -> list[Claim]:
     table = make_table(
         conversations.TITLES, conversations.table(found), left=conversations.TITLES[:2]
     )
-    _console().print(table)
+    make_console(_WIDTH).print(table)
     return conversations.claims(found)
 
 
@@ -128,10 +127,4 @@ def _print(claims: Sequence[Claim]) -> None:
             claim.verdict,
             claim.note,
         )
-    _console().print(table)
-
-
-def _console() -> Console:
-    """Return a console that is wide enough: claims and notes are long."""
-    console = Console()
-    return console if console.is_terminal else Console(width=_WIDTH)
+    make_console(_WIDTH).print(table)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from headway.errors import Code, HeadwayError
@@ -33,6 +34,20 @@ def make_table(
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def titled_table(
+    title: str, titles: Sequence[str], rows: Iterable[Sequence[str]], **style: Any
+) -> Table:
+    """Return such a table with a line of its own above it."""
+    kind = {"title_justify": "left", "box": box.HEAVY_HEAD, **style}
+    return make_table(titles, rows, title=title, **kind)
+
+
+def make_console(width: int) -> Console:
+    """Return the terminal's console; one of so many columns where output goes elsewhere."""
+    console = Console()
+    return console if console.is_terminal else Console(width=width)
 
 
 def refuse_unwritable(file: Path) -> None:

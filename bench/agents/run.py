@@ -28,7 +28,7 @@ from bench.serve.plan import PATHS, Planned
 from bench.serve.replay import ReplayedRequest, ask
 from headway.errors import Code, HeadwayError
 from headway.workload.sessions import Session
-from results.output import num_cores, write_json
+from results.output import make_console, num_cores, write_json
 
 _WIDTH = 140
 _PROBE_CHARS = (120, 600)
@@ -73,9 +73,7 @@ async def compare(
 
     Returns 1 where a turn failed, 130 where it was stopped.
     """
-    console, stopping = Console(), asyncio.Event()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)  # a row a figure
+    console, stopping = make_console(_WIDTH), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stopping.set)
     runs: dict[str, list[SystemRun]] = {each.name: [] for each in systems}
     for place, seed in enumerate(seeds):

@@ -9,13 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 
-from rich import box
 from rich.console import Console
 
 from bench.cluster.burst_plan import BurstLoad
 from bench.serve.replay import ReplayedRequest
 from headway.metrics import percentile
-from results.output import make_table, write_json
+from results.output import titled_table, write_json
 
 Figures = dict[str, float]
 _SETTLED = 3.0  # seconds after the burst that its last requests may take to their first token
@@ -120,7 +119,7 @@ def print_runs(
         (row, *(f"{figures[row]:.3g}" for figures in columns.values()))
         for row in next(iter(columns.values()), {})
     ]
-    table = make_table(("", *columns), rows, title=title, title_justify="left", box=box.HEAVY_HEAD)
+    table = titled_table(title, ("", *columns), rows)
     console.print(table)
 
 

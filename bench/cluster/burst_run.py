@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rich.console import Console
-
 from bench.cluster.burst_plan import CONTENDERS, BurstLoad, filling, scaling_params
 from bench.cluster.burst_report import BurstRun, print_runs, write_runs
 from bench.cluster.offered import num_resubmitted, print_failures, replayed
 from headway.cost.profile import Profile
 from headway.errors import HeadwayError
 from results import plots
+from results.output import make_console
 from services.local.cluster import LocalCluster
 from services.local.options import Autoscale, ClusterOptions, PolicyOptions, WorkerCounts
 from services.local.refusals import refuse_wrong_options
@@ -54,9 +53,7 @@ class _Watched:
 
 async def compare(args: Namespace, names: Sequence[str], profile: Profile) -> int:
     """Run every policy, print the table; return 1 where a request failed."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)  # a column a policy
+    console = make_console(_WIDTH)
     load = _load(args, profile)
     runs: dict[str, BurstRun] = {}
     num_failed = 0

@@ -13,7 +13,7 @@ from bench.demo.paired import paired
 from bench.demo.table import print_compared, print_rule, values_of
 from bench.demo.verdict import ComparedFigure, compared
 from results import plots
-from results.output import write_json
+from results.output import make_console, write_json
 from services.local.options import PolicyOptions
 
 _Contender = TypeVar("_Contender")
@@ -29,9 +29,7 @@ async def compare(
     plots_in: Path | None,
 ) -> int:
     """Run all pairs, every second one in reverse; return 1 where a request failed."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)  # a row a figure
+    console = make_console(_WIDTH)
     num_runs = len(policies) * len(seeds)
     console.print(
         f"{setting.num_clusters * num_runs} clusters, one after the other, all but {num_runs} of "

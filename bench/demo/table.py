@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from rich import box
 from rich.console import Console
 
 from bench.demo.verdict import LEAST_PAIRS, WORSE, ComparedFigure, Judgement
 from bench.serve.replay import ReplayedRequest
 from results.by_class import number
-from results.output import make_table
+from results.output import titled_table
 
 Values = Mapping[str, Sequence[float]]
 _DRAWN = ("ttft", "ttfat", "ttlt")
@@ -44,7 +43,7 @@ def print_compared(
         for row in rows
     ]
     titles = ("", *presets, "change", "interval, bar", "verdict")
-    table = make_table(titles, cells, title=title, title_justify="left", box=box.HEAVY_HEAD)
+    table = titled_table(title, titles, cells)
     console.print(table)
     counts = Counter(row.verdict for row in rows)
     said = ", ".join(f"{counts[each]} {each.value}" for each in Judgement if counts[each])

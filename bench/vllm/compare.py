@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 
 from bench.cluster.offered import looped, print_failures, replayed
@@ -28,7 +27,7 @@ from bench.vllm.contenders import CONTENDERS, Comparison
 from bench.vllm.figures import ROWS, Runs, cells_of, figures_of, ratios_of
 from bench.vllm.server import VllmTarget
 from headway.errors import Code, HeadwayError
-from results.output import make_table, num_cores, write_json
+from results.output import make_console, num_cores, titled_table, write_json
 
 START = 600.0  # seconds in which a contender must serve
 PATIENCE = 120.0  # seconds for the answers, from the last arrival on
@@ -91,9 +90,7 @@ async def compare(
 
     Return 1 where a request failed.
     """
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    console = make_console(_WIDTH)
     found = VllmRuns(time.strftime("%Y-%m-%d %H:%M:%S"), os.getloadavg()[0])
     console.print(f"the machine's load is {found.machine_load:.1f} on {num_cores()} cores")
     num_failed, targets = 0, dict[str, VllmTarget]()
@@ -200,9 +197,7 @@ def _print(console: Console, found: VllmRuns) -> None:
             continue
         num_seeds = len(next(iter(runs.values())))
         title = f"{regime}: {offer.num_requests} requests each, seeds: {num_seeds}"
-        style: dict[str, Any] = {"title_justify": "left", "box": box.HEAVY_HEAD}
-        console.print(make_table(("", *runs), cells_of(runs, ROWS), title=title, **style))
+        console.print(titled_table(title, ("", *runs), cells_of(runs, ROWS)))
         if num_seeds > 1:
             title = f"{regime}: ratios to {next(iter(runs))}, seed by seed"
-            table = make_table(("", *runs), cells_of(ratios_of(runs), ROWS), title=title, **style)
-            console.print(table)
+            console.print(titled_table(title, ("", *runs), cells_of(ratios_of(runs), ROWS)))

@@ -17,13 +17,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rich import box
-from rich.console import Console
 
 from bench.vllm.figures import cells_of
 from bench.vllm.mix import MixArrival, VllmMix, spaced
 from headway.cost.pass_time import PassTime
 from headway.metrics import percentile
-from results.output import make_table, write_json
+from results.output import make_console, make_table, write_json
 
 ORDERS: Mapping[str, str] = MappingProxyType(
     {
@@ -134,9 +133,7 @@ def compare(
     json: Path | None,
 ) -> int:
     """Run every order on the same loads, and print a table a cell."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=120)
+    console = make_console(120)
     capacity = cache(bench.capacity)
     packed: list[Mapping[str, object]] = []
     for share, load in cells:

@@ -19,11 +19,11 @@ from cli.options import (
     add_model,
     add_policy_options,
     chosen,
+    parse_presets,
     parse_seeds,
     require_ranges,
 )
-from headway.errors import invalid, require_between
-from headway.presets import find_preset
+from headway.errors import require_between
 from results.output import make_table, write_json
 from services.local.options import PolicyOptions, WorkerCounts
 
@@ -60,11 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    presets = [name for name in args.presets.split(",") if name]
-    for name in presets:
-        find_preset(name)
-    if len(set(presets)) < max(2, len(presets)):
-        raise invalid("--presets", args.presets, "two different ones or more, by comma")
+    presets = parse_presets(args.presets)
     require_ranges(args, num_requests=(4, 100_000), max_running=(1, 256), rate=(0.01, 10_000))
     require_ranges(args, prefill=(0, 64), decode=(0, 64), unified=(0, 64))
     require_between("--least-pass-time", args.least_pass_time, 0, 10)

@@ -185,12 +185,10 @@ class SchedulerCore:
         """Take a request; return True if it waits now and nothing else has changed."""
         key = request.key
         if self._state.has_ended(key):
-            self._state.counters.num_repeats += 1
             self._state.answer_again(key)
             return False
         known = self._state.tracked.get(key)
         if known is not None:
-            self._state.counters.num_repeats += 1
             known.request = known.request or request
             self._books.tell(known, again=True)
             return False

@@ -170,7 +170,6 @@ class DecodePlacer:
         address, token = self._instances[unit.worker_id].info.address, self._state.fencing_token
         order = Handoff(entry.key, unit.worker_id, address, unit.unit, token)
         self._state.tell_worker(entry.worker_id, order)
-        self._state.counters.num_handoffs += 1
 
     def resume(self, entry: Tracked, unit: UnitId, *, relocating: bool) -> None:
         """Resume an earlier leader's move once all workers are known."""
@@ -303,7 +302,6 @@ class DecodePlacer:
         result: HandoffResult,
         now: float,
     ) -> None:
-        self._state.counters.num_failed_handoffs += 1
         self._state.note(
             "handoff_failed",
             worker_id=source.info.worker_id,

@@ -34,10 +34,7 @@ class Counters:
     """Counts since this leader was elected."""
 
     num_watchdogs: int = 0
-    num_handoffs: int = 0
-    num_failed_handoffs: int = 0
     num_relocations: int = 0
-    num_repeats: int = 0
 
 
 Answer = Rejected | Lost | None
