@@ -243,8 +243,8 @@ class PickerSettings:
     """``longest_hold``: seconds after which a request that waits goes to the best guess.
 
     ``num_fallbacks``: endpoints named behind the first. ``first_pass``: seconds that a pass of a
-    full chunk is taken to last while nothing has been measured. ``split_from``: a prompt that takes
-    a decode endpoint so many seconds is computed elsewhere.
+    full chunk is taken to last, at the least, while nothing has been measured. ``split_from``: a
+    prompt that takes a decode endpoint so many seconds is computed elsewhere.
     """
 
     longest_hold: float = 5.0
