@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from headway.cluster import Role, UnitLoad, WorkerInfo
@@ -36,6 +38,7 @@ from headway.messages import (
     Snapshot,
 )
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
+from headway.service_class import NO_STANDING, Standing
 from tests.fakes.requests import a_request
 
 M = TypeVar("M")
@@ -269,3 +272,22 @@ def short_pass(settings: SchedulerSettings | None = None, **params: float) -> Sc
     """Settings with T̄ = 0.1 s before the first report."""
     base = settings or SchedulerSettings()
     return replace(base, dispatch_params={"default_pass_time": 0.1, **params})
+
+
+def decoding_cluster(
+    *decoders: str,
+    running: int = 0,
+    standings: Mapping[int, Standing] = MappingProxyType({}),
+    blocks: int = 1000,
+    **fields: Any,
+) -> SchedulerHarness:
+    """A prefiller p and these decoders; requests from 1 on run on the first of them."""
+    scheduler = SchedulerHarness(replace(short_pass(), **fields))
+    scheduler.connect(make_info("p"))
+    for place, worker_id in enumerate(decoders):
+        scheduler.connect(make_info(worker_id, Role.DECODE, blocks=blocks))
+        for number in range(1, running + 1) if not place else ():
+            scheduler.submit(number, standing=standings.get(number, NO_STANDING))
+            scheduler.prefill("p", number)
+            scheduler.handed_off("p")
+    return scheduler

@@ -11,17 +11,15 @@ from headway.core.scheduler.admission import wanted_reports
 from headway.core.scheduler.events import WorkerReported
 from headway.messages import Handoff, LoadReport, RunningRequests
 from headway.policies import registry
-from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, short_pass
+from tests.fakes.scheduler_text import (
+    SchedulerHarness,
+    decoding_cluster,
+    key,
+    make_info,
+    short_pass,
+)
 
 STEPS = 16
-
-
-def make_cluster(placement: str) -> SchedulerHarness:
-    scheduler = SchedulerHarness(replace(short_pass(), placement=placement))
-    scheduler.connect(make_info("p"))
-    for name in ("d0", "d1"):
-        scheduler.connect(make_info(name, Role.DECODE, blocks=1000))
-    return scheduler
 
 
 def report(scheduler: SchedulerHarness, worker_id: str, future: float, *numbers: int) -> None:
@@ -41,21 +39,21 @@ def placed(scheduler: SchedulerHarness, number: int, remaining: float = 0.0) -> 
 
 @pytest.mark.parametrize("placement", ["star", "min-cost"])
 def test_the_reported_future_decides(placement: str) -> None:
-    scheduler = make_cluster(placement)
+    scheduler = decoding_cluster("d0", "d1", placement=placement)
     report(scheduler, "d0", 5000.0)
     report(scheduler, "d1", 100.0)
     assert placed(scheduler, 1) == "d1"
 
 
 def test_the_present_load_alone_decides_elsewhere() -> None:
-    scheduler = make_cluster("least-kv")
+    scheduler = decoding_cluster("d0", "d1", placement="least-kv")
     report(scheduler, "d0", 5000.0)
     report(scheduler, "d1", 100.0)
     assert placed(scheduler, 1) == "d0"
 
 
 def test_what_was_sent_since_the_report_counts_with_its_growth() -> None:
-    scheduler = make_cluster("star")
+    scheduler = decoding_cluster("d0", "d1", placement="star")
     report(scheduler, "d0", 0.0)
     report(scheduler, "d1", 50.0)
     assert placed(scheduler, 1, remaining=5000.0) == "d0"
@@ -63,7 +61,7 @@ def test_what_was_sent_since_the_report_counts_with_its_growth() -> None:
 
 
 def test_a_report_that_has_it_does_not_count_it_twice() -> None:
-    scheduler = make_cluster("star")
+    scheduler = decoding_cluster("d0", "d1", placement="star")
     report(scheduler, "d0", 0.0)
     report(scheduler, "d1", 900.0)
     assert placed(scheduler, 1, remaining=5000.0) == "d0"
@@ -72,7 +70,7 @@ def test_a_report_that_has_it_does_not_count_it_twice() -> None:
 
 
 def test_a_report_over_another_horizon_is_the_present_load() -> None:
-    scheduler = make_cluster("star")
+    scheduler = decoding_cluster("d0", "d1", placement="star")
     short = RunningRequests(0, (), (), (), (5000.0,))
     scheduler.post(WorkerReported("d0", LoadReport((short,))))
     report(scheduler, "d1", 100.0)
@@ -94,7 +92,7 @@ def test_workers_are_asked_for_predicted_loads_though_nothing_moves(placement: s
 
 @pytest.mark.parametrize("placement", registry.REGISTRY["placement"])
 def test_a_placement_tells_what_it_compared_of_those_that_lost_too(placement: str) -> None:
-    scheduler = make_cluster(placement)
+    scheduler = decoding_cluster("d0", "d1", placement=placement)
     report(scheduler, "d0", 5000.0)
     report(scheduler, "d1", 100.0)
     placed(scheduler, 1)
@@ -128,7 +126,7 @@ def test_the_score_of_requests_that_are_placed_together_is_told_where_it_is_the_
 
 
 def test_nobody_is_told_where_nobody_keeps_decisions() -> None:
-    scheduler = make_cluster("min-cost")
+    scheduler = decoding_cluster("d0", "d1", placement="min-cost")
     scheduler.core.keep_decisions(False)
     placed(scheduler, 1)
     assert not scheduler.core.decisions

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -10,18 +12,18 @@ from headway.cluster import Adapter, Role, UnitLoad, WorkerInfo
 from headway.core.scheduler.events import WorkerReported
 from headway.core.scheduler.settings import MoveLimits
 from headway.messages import CancelStream, Handoff, HandoffResult
-from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, short_pass
+from tests.fakes.scheduler_text import (
+    SchedulerHarness,
+    decoding_cluster,
+    key,
+    make_info,
+    short_pass,
+)
+
+make_cluster = partial(decoding_cluster, blocks=100)
 
 
-def make_cluster(*decoders: str, blocks: int = 100, **fields: object) -> SchedulerHarness:
-    scheduler = SchedulerHarness(replace(short_pass(), **fields))  # type: ignore[arg-type]  # fields by name
-    scheduler.connect(make_info("p"))
-    for worker_id in decoders:
-        scheduler.connect(make_info(worker_id, Role.DECODE, blocks=blocks))
-    return scheduler
-
-
-def prefilled(*decoders: str, blocks: int = 100, **fields: object) -> SchedulerHarness:
+def prefilled(*decoders: str, blocks: int = 100, **fields: Any) -> SchedulerHarness:
     """Request 1 has been prefilled on p."""
     scheduler = make_cluster(*decoders, blocks=blocks, **fields)
     scheduler.submit(1)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 from headway.cluster import Role
 from headway.core.scheduler.events import WorkerReported
 from headway.core.scheduler.settings import MoveLimits
 from headway.messages import GiveBack, HandedBack, Handoff, HandoffResult, HeldRequest
-from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, short_pass
+from tests.fakes.scheduler_text import (
+    SchedulerHarness,
+    decoding_cluster,
+    key,
+    make_info,
+    short_pass,
+)
 
 
-def make_cluster(num_running: int = 3, **fields: object) -> SchedulerHarness:
-    """Requests from 1 on run on d0; d1 has room."""
+def make_cluster(num_running: int = 3, **fields: Any) -> SchedulerHarness:
+    """Requests from 1 on run on d0."""
     chosen = {"placement": "least-kv", **fields}
-    settings = replace(short_pass(), **chosen)  # type: ignore[arg-type]  # fields by name
-    scheduler = SchedulerHarness(settings)
-    scheduler.connect(make_info("p"))
-    scheduler.connect(make_info("d0", Role.DECODE, blocks=1000))
-    for number in range(1, num_running + 1):
-        scheduler.submit(number)
-        scheduler.prefill("p", number)
-        scheduler.handed_off("p")
+    scheduler = decoding_cluster("d0", running=num_running, **chosen)
     scheduler.wait(1.0)
     return scheduler
 
@@ -141,7 +140,7 @@ def test_prefilled_on_a_worker_that_does_both_it_is_told_of_and_moves() -> None:
 # --- what has not begun ---------------------------------------------------------------
 
 
-def prefilling(**fields: object) -> SchedulerHarness:
+def prefilling(**fields: Any) -> SchedulerHarness:
     """Requests 1 and 2 were dispatched to p0, which drains."""
     scheduler = SchedulerHarness(short_pass())
     scheduler.connect(make_info("p0"))

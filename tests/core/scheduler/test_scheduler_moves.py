@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -18,25 +19,21 @@ from headway.messages import (
     LoadReport,
     RunningRequests,
 )
-from headway.service_class import NO_STANDING, ServiceClass, Standing
-from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, short_pass
+from headway.service_class import ServiceClass, Standing
+from tests.fakes.scheduler_text import (
+    SchedulerHarness,
+    decoding_cluster,
+    key,
+    make_info,
+)
 
 
 def make_cluster(
-    standings: Mapping[int, Standing] = MappingProxyType({}), **fields: object
+    standings: Mapping[int, Standing] = MappingProxyType({}), **fields: Any
 ) -> SchedulerHarness:
     """Two decode workers; requests 1 to 3 run on d0."""
     chosen = {"rescheduling": "star", "placement": "least-kv", **fields}
-    settings = replace(short_pass(), **chosen)  # type: ignore[arg-type]  # fields by name
-    scheduler = SchedulerHarness(settings)
-    scheduler.connect(make_info("p"))
-    scheduler.connect(make_info("d0", Role.DECODE, blocks=1000))
-    for number in (1, 2, 3):
-        scheduler.submit(number, standing=standings.get(number, NO_STANDING))
-        scheduler.prefill("p", number)
-        scheduler.handed_off("p")
-    scheduler.connect(make_info("d1", Role.DECODE, blocks=1000))
-    return scheduler
+    return decoding_cluster("d0", "d1", running=3, standings=standings, **chosen)
 
 
 def report(
@@ -58,7 +55,7 @@ def moves(scheduler: SchedulerHarness) -> list[tuple[int, str]]:
     return [(o.key.stream_id, o.target_worker_id) for o in scheduler.orders("d0", Handoff)]
 
 
-def unbalanced(**fields: object) -> SchedulerHarness:
+def unbalanced(**fields: Any) -> SchedulerHarness:
     """… after the first decision."""
     scheduler = make_cluster({}, **fields)
     report(scheduler, "d0", r1=900, r2=800, r3=700)
