@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from headway.engine import Drawn, EngineStepped
 from headway.errors import HeadwayError
 from headway.forward_pass import ForwardPass, PassItem
 from headway.policies import registry
-from headway.request import Constraints, FinishReason, Request, StreamKey
+from headway.request import Constraints, FinishReason, StreamKey
 from services.worker.engine.backend import TorchBackend
 from services.worker.engine.options import EngineOptions
+from tests.fakes.followed import Followed
 from tests.fakes.vllm_rig import (
     BLOCKS,
     MODEL,
@@ -74,53 +72,12 @@ def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-class Following:
-    """The engine, and everything that it reports."""
-
-    def __init__(self, engine: NativeEngine) -> None:
-        self.engine = engine
-        self.steps: list[EngineStepped] = []
-        engine.start(self.steps.append)
-
-    @property
-    def drawn(self) -> list[Drawn]:
-        return [drawn for step in self.steps for drawn in step.drawn]
-
-    def outputs(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
-        for drawn in self.drawn:
-            found.setdefault(drawn.key.stream_id, []).extend(drawn.token_ids)
-        return found
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while not holds():
-                await asyncio.sleep(0.01)
-
-    async def serve(self, *requests: Request) -> dict[int, list[int]]:
-        for request in requests:
-            self.engine.add(request, 0)
-        await self.until(
-            lambda: sum(d.finish_reason is not None for d in self.drawn) == len(requests)
-        )
-        return self.outputs()
-
-
-@asynccontextmanager
-async def following(engine: NativeEngine) -> AsyncIterator[Following]:
-    found = Following(engine)
-    try:
-        yield found
-    finally:
-        await engine.close()
-
-
 @pytest.mark.parametrize("policy", ["fcfs", "uniboost", "pascal", "headway", "srpt", "las"])
 async def test_its_tokens_are_stock_vllms_under_every_order_though_requests_lose_their_blocks(
     loaded: Loaded, policy: str
 ) -> None:
     loaded.under(policy)
-    async with following(loaded.engine) as found:
+    async with Followed(loaded.engine) as found:
         requests = [request_of(number) for number in range(NUM_REQUESTS)]
         assert await found.serve(*requests) == loaded.stock
     lost = [each for step in found.steps if step.plan for each in step.plan.preempted]
@@ -129,7 +86,7 @@ async def test_its_tokens_are_stock_vllms_under_every_order_though_requests_lose
 
 async def test_its_plans_say_what_each_pass_computed(loaded: Loaded) -> None:
     loaded.under("fcfs")
-    async with following(loaded.engine) as found:
+    async with Followed(loaded.engine) as found:
         requests = [request_of(number, seed=number) for number in range(NUM_REQUESTS)]
         await found.serve(*requests)
     reached: dict[StreamKey, int] = {}
@@ -155,18 +112,18 @@ async def test_its_plans_say_what_each_pass_computed(loaded: Loaded) -> None:
 async def test_a_sampled_output_is_resumed_exactly(loaded: Loaded, at: int) -> None:
     loaded.under("uniboost")
     request = request_of(3, temperature=1.0, seed=5)
-    async with following(loaded.engine) as found:
+    async with Followed(loaded.engine) as found:
         whole = (await found.serve(request))[3]
     again = replace(request, output_token_ids=tuple(whole[:at]))
     others = [request_of(number, temperature=1.0) for number in (0, 1, 2)]
-    async with following(loaded.engine) as found:
+    async with Followed(loaded.engine) as found:
         assert (await found.serve(*others, again))[3] == whole[at:]
 
 
 async def test_log_probabilities_are_those_of_headways_own_engine(loaded: Loaded) -> None:
     prompt = prompt_of(7)[:100]
     request = replace(request_of(7, num_logprobs=3, max_tokens=1), prompt_token_ids=prompt)
-    async with following(loaded.engine) as found:
+    async with Followed(loaded.engine) as found:
         await found.serve(request)
     (ours,) = found.drawn[-1].logprobs
     options = EngineOptions(num_blocks=64, block_size=16, dtype="float32", num_threads=1)
@@ -184,7 +141,7 @@ async def test_nothing_is_told_of_an_aborted_request_and_its_blocks_come_free(
     loaded: Loaded,
 ) -> None:
     engine = loaded.engine
-    async with following(engine) as found:
+    async with Followed(engine) as found:
         first, second = request_of(0, max_tokens=300), request_of(1)
         engine.add(first, 0)
         engine.add(second, 0)
@@ -202,7 +159,7 @@ async def test_nothing_is_told_of_an_aborted_request_and_its_blocks_come_free(
 
 async def test_a_request_that_comes_back_under_its_name_is_another(loaded: Loaded) -> None:
     request = request_of(2)
-    async with following(loaded.engine) as found:
+    async with Followed(loaded.engine) as found:
         loaded.engine.add(request, 0)
         await found.until(lambda: bool(found.drawn))
         loaded.engine.abort(request.key)
@@ -224,7 +181,7 @@ async def test_one_that_cannot_be_served_fails_alone(
     if not changed:
         broken = Constraints(grammar="this is no grammar")
         bad = replace(bad, sampling=replace(bad.sampling, constraints=broken))
-    async with following(loaded.engine) as found:
+    async with Followed(loaded.engine) as found:
         outputs = await found.serve(request_of(0), bad, request_of(2))
     failed = [drawn for drawn in found.drawn if drawn.finish_reason is FinishReason.ERROR]
     assert [drawn.key for drawn in failed] == [bad.key]
@@ -235,7 +192,7 @@ async def test_one_that_cannot_be_served_fails_alone(
 async def test_an_end_of_sequence_and_a_stop_token_end_it(loaded: Loaded) -> None:
     stop = loaded.stock[0][5]
     expected = loaded.stock[0][: loaded.stock[0].index(stop) + 1]
-    async with following(loaded.engine) as found:
+    async with Followed(loaded.engine) as found:
         request = request_of(0, stop_token_ids=(stop,))
         assert (await found.serve(request))[0] == expected
     assert found.drawn[-1].finish_reason is FinishReason.STOP

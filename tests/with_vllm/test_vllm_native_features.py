@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher
 
-from headway.engine import Drawn, EngineStepped
+from headway.engine import Drawn
 from headway.errors import HeadwayError
 from headway.policies import registry
 from headway.request import BadWord, Constraints, FinishReason, Request, StreamKey
+from tests.fakes.followed import Followed
 from tests.fakes.vllm_models import windowed_model
 from tests.fakes.vllm_plain import make_way
 from tests.fakes.vllm_rig import NUM_REQUESTS, request_of, stock_outputs, worker_config
@@ -57,47 +58,11 @@ def mixed() -> list[Request]:
     return [request_of(number, **KINDS[number]) for number in range(NUM_REQUESTS)]
 
 
-@dataclass
-class Following:
-    """The engine, and everything that it reports."""
-
-    engine: NativeEngine
-    steps: list[EngineStepped]
-
-    @property
-    def drawn(self) -> list[Drawn]:
-        return [drawn for step in self.steps for drawn in step.drawn]
-
-    def of(self, number: int) -> list[Drawn]:
-        return [drawn for drawn in self.drawn if drawn.key.stream_id == number]
-
-    def tokens(self, number: int) -> list[int]:
-        return [token for drawn in self.of(number) for token in drawn.token_ids]
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while not holds():
-                await asyncio.sleep(0.01)
-
-    async def serve(self, *requests: Request) -> None:
-        for request in requests:
-            self.engine.add(request, 0)
-        await self.until(
-            lambda: sum(d.finish_reason is not None for d in self.drawn) == len(requests)
-        )
-
-
-@asynccontextmanager
-async def following(engine: NativeEngine, policy: str) -> AsyncIterator[Following]:
+def following(engine: NativeEngine, policy: str) -> Followed[NativeEngine]:
     readers = worker_config().policies().worker
     engine._order = ShownOrder(registry.make("batching", policy), readers)
     engine._parts.follow(engine._order)
-    found = Following(engine, [])
-    engine.start(found.steps.append)
-    try:
-        yield found
-    finally:
-        await engine.close()
+    return Followed(engine)
 
 
 @contextmanager
@@ -150,7 +115,7 @@ async def test_drafts_change_no_token_and_no_log_probability(
     async with following(speculating, policy) as found:
         await found.serve(*mixed())
     for number, expected in plain.items():
-        assert found.tokens(number) == [token for each in expected for token in each.token_ids]
+        assert found.outputs()[number] == [token for each in expected for token in each.token_ids]
         assert found.of(number)[-1].finish_reason is expected[-1].finish_reason
         ours = [each for drawn in found.of(number) for each in drawn.logprobs]
         theirs = [each for drawn in expected for each in drawn.logprobs]
@@ -187,7 +152,7 @@ async def test_a_sampled_output_is_resumed_exactly_among_drafts(
     again = replace(mixed()[1], output_token_ids=tuple(whole[:at]))
     async with following(speculating, "uniboost") as found:
         await found.serve(request_of(0), again, request_of(2))
-    assert found.tokens(1) == whole[at:]
+    assert found.outputs()[1] == whole[at:]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +170,7 @@ async def test_a_request_ends_inside_its_accepted_drafts(
     request = replace(request, prompt_token_ids=tuple(b"wxyz" * 10))
     async with following(speculating, "fcfs") as found:
         await found.serve(request)
-    assert bytes(found.tokens(0)) == b"abwxy"
+    assert bytes(found.outputs()[0]) == b"abwxy"
     last = found.of(0)[-1]
     assert bytes(last.token_ids) == b"xy"
     assert last.finish_reason is reason
@@ -237,7 +202,7 @@ async def test_a_model_with_windows_has_the_tokens_of_stock_vllm_under_every_ord
     engine, stock = windowed
     async with following(engine, policy) as found:
         await found.serve(*[request_of(n, max_tokens=LONG) for n in range(NUM_REQUESTS)])
-    assert {number: found.tokens(number) for number in stock} == stock
+    assert {number: found.outputs()[number] for number in stock} == stock
     assert [lost for step in found.steps if step.plan for lost in step.plan.preempted]
 
 
@@ -249,11 +214,11 @@ async def test_a_model_with_windows_resumes_a_sampled_output_exactly(
     request = request_of(4, temperature=1.0, seed=5)
     async with following(engine, "uniboost") as found:
         await found.serve(request)
-    whole = found.tokens(4)
+    whole = found.outputs()[4]
     again = replace(request, output_token_ids=tuple(whole[:at]))
     async with following(engine, "uniboost") as found:
         await found.serve(request_of(0), again, request_of(1, temperature=1.0))
-    assert found.tokens(4) == whole[at:]
+    assert found.outputs()[4] == whole[at:]
 
 
 def test_an_engine_whose_passes_headway_plans_refuses_windows_by_name(tmp_path: Path) -> None:

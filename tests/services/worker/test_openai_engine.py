@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from headway.cluster import Role
-from headway.engine import Drawn, EngineStepped
 from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, Dispatch, EndForward, UnitBatch
 from headway.request import BadWord, Constraints, FinishReason, Request, TokenLogprobs
@@ -29,6 +27,7 @@ from services.worker.openai.endpoint import (
     parse_args,
 )
 from services.worker.openai.engine import OpenAIEngine
+from tests.fakes.followed import Followed
 from tests.fakes.openai_endpoint import OpenAIEndpoint, openai_endpoint
 from tests.fakes.paged import expected_output
 from tests.fakes.worker_service import MODEL, Leader, Sink, make_request, process, served
@@ -61,44 +60,15 @@ def examined(endpoint: OpenAIEndpoint, **args: Any) -> KnownEndpoint:
     return examine(EndpointArgs(url=endpoint.url, **args), str(MODEL), 0)
 
 
-class Following:
-    """An engine, and everything that it reports."""
+class Following(Followed[OpenAIEngine]):
+    """What it is told of endpoints that are gone comes beside its reports."""
 
     def __init__(self, endpoint: KnownEndpoint) -> None:
-        self.steps: list[EngineStepped] = []
         self.gone: list[str] = []
-        self.engine = OpenAIEngine(endpoint, 16, self.gone.append)
-        self.engine.start(self.steps.append)
+        super().__init__(OpenAIEngine(endpoint, 16, self.gone.append))
 
-    @property
-    def drawn(self) -> list[Drawn]:
-        return [drawn for step in self.steps for drawn in step.drawn]
-
-    @property
-    def tokens(self) -> list[int]:
-        return [token for drawn in self.drawn for token in drawn.token_ids]
-
-    @property
-    def ends(self) -> list[Drawn]:
-        return [drawn for drawn in self.drawn if drawn.finish_reason is not None]
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while not holds():
-                await asyncio.sleep(0.01)
-
-    async def end(self) -> Drawn:
-        await self.until(lambda: bool(self.ends))
-        return self.ends[0]
-
-
-@asynccontextmanager
-async def following(endpoint: KnownEndpoint) -> AsyncIterator[Following]:
-    found = Following(endpoint)
-    try:
-        yield found
-    finally:
-        await found.engine.close()
+    async def __aenter__(self) -> Following:
+        return self
 
 
 # --- the endpoint -----------------------------------------------------------------------
@@ -207,7 +177,7 @@ def test_every_option_may_be_left_out_with_every_engine() -> None:
 
 
 async def test_tokens_come_as_the_endpoint_draws_them(endpoint: OpenAIEndpoint) -> None:
-    async with following(examined(endpoint)) as found:
+    async with Following(examined(endpoint)) as found:
         request = make_request("", max_tokens=6)
         found.engine.add(request, 42)
         assert (await found.end()).finish_reason is FinishReason.LENGTH
@@ -220,7 +190,7 @@ async def test_tokens_come_as_the_endpoint_draws_them(endpoint: OpenAIEndpoint) 
 
 async def test_a_stream_that_breaks_is_resumed_after_its_tokens(endpoint: OpenAIEndpoint) -> None:
     endpoint.breaks_after, endpoint.busy = [3, 0, 2], 1
-    async with following(examined(endpoint)) as found:
+    async with Following(examined(endpoint)) as found:
         request = make_request("", max_tokens=8)
         found.engine.add(request, 0)
         await found.end()
@@ -231,7 +201,7 @@ async def test_a_stream_that_breaks_is_resumed_after_its_tokens(endpoint: OpenAI
 async def test_a_resubmitted_request_goes_on_after_its_output(endpoint: OpenAIEndpoint) -> None:
     request = make_request("", max_tokens=8)
     output = expected_output(request.prompt_token_ids, 8)
-    async with following(examined(endpoint)) as found:
+    async with Following(examined(endpoint)) as found:
         found.engine.add(replace(request, output_token_ids=tuple(output[:5])), 0)
         await found.end()
         assert found.tokens == output[5:]
@@ -243,7 +213,7 @@ async def test_draws_of_a_resumed_output_differ_from_those_of_its_beginning(
     request = make_request("", max_tokens=4)
     request = replace(request, sampling=replace(request.sampling, temperature=1.0, seed=7))
     endpoint.breaks_after = [2]
-    async with following(examined(endpoint)) as found:
+    async with Following(examined(endpoint)) as found:
         found.engine.add(request, 0)
         await found.end()
     first, second = (body["seed"] for body in endpoint.bodies)
@@ -254,7 +224,7 @@ async def test_a_worker_spreads_requests_over_its_endpoints(
     several: Sequence[OpenAIEndpoint],
 ) -> None:
     requests = [make_request("", number, max_tokens=4) for number in range(1, 9)]
-    async with following(await examined_all(several)) as found:
+    async with Following(await examined_all(several)) as found:
         for request in requests:
             found.engine.add(request, 0)
         await found.until(lambda: len(found.ends) == len(requests))
@@ -270,7 +240,7 @@ async def test_a_stream_that_breaks_goes_on_at_another_endpoint(
     for each in several:
         each.breaks_after = [3]
     request = make_request("", max_tokens=8)
-    async with following(await examined_all(several)) as found:
+    async with Following(await examined_all(several)) as found:
         found.engine.add(request, 0)
         await found.until(lambda: len(found.ends) == 1)
         assert found.tokens == expected_output(request.prompt_token_ids, 8)
@@ -281,7 +251,7 @@ async def test_what_a_silent_endpoint_has_begun_another_ends(
     several: Sequence[OpenAIEndpoint],
 ) -> None:
     request = make_request("", max_tokens=400)
-    async with following(await examined_all(several, patience=0.5)) as found:
+    async with Following(await examined_all(several, patience=0.5)) as found:
         found.engine.add(request, 0)
         await found.until(lambda: bool(found.tokens))
         (asked,) = (each for each in several if each.bodies)
@@ -302,7 +272,7 @@ def test_endpoints_come_in_one_way() -> None:
 async def test_an_endpoint_that_is_gone_is_given_up(endpoint: OpenAIEndpoint) -> None:
     known = examined(endpoint, patience=0.2)
     nowhere = replace(known, args=EndpointArgs(url="http://127.0.0.1:9", patience=0.2))
-    async with following(nowhere) as found:
+    async with Following(nowhere) as found:
         found.engine.add(make_request(""), 0)
         await found.until(lambda: bool(found.gone))
     assert found.gone == ["http://127.0.0.1:9"]
@@ -315,7 +285,7 @@ async def test_an_endpoint_that_is_gone_is_given_up(endpoint: OpenAIEndpoint) ->
 async def test_one_that_serves_others_and_not_this_request_loses_it_alone(
     endpoint: OpenAIEndpoint, status: int, code: Code
 ) -> None:
-    async with following(examined(endpoint, patience=2.0)) as found:
+    async with Following(examined(endpoint, patience=2.0)) as found:
         healthy, unlucky = (make_request("", n, max_tokens=100_000) for n in (1, 2))
         found.engine.add(healthy, 0)
         await found.until(lambda: bool(found.tokens))
@@ -333,7 +303,7 @@ async def test_streams_that_all_end_without_tokens_end_their_request_alone(
     endpoint: OpenAIEndpoint,
 ) -> None:
     endpoint.breaks_after = [0] * 1000
-    async with following(examined(endpoint, patience=2.0)) as found:
+    async with Following(examined(endpoint, patience=2.0)) as found:
         found.engine.add(make_request(""), 0)
         failed = await found.end()
     assert (failed.finish_reason, failed.code) == (FinishReason.ERROR, Code.INTERNAL)
@@ -343,7 +313,7 @@ async def test_streams_that_all_end_without_tokens_end_their_request_alone(
 async def test_log_probabilities_come_by_token_id(endpoint: OpenAIEndpoint) -> None:
     request = make_request("", max_tokens=1)
     request = replace(request, sampling=replace(request.sampling, num_logprobs=2))
-    async with following(examined(endpoint)) as found:
+    async with Following(examined(endpoint)) as found:
         found.engine.add(request, 0)
         drawn = await found.end()
     (token,) = drawn.token_ids
@@ -356,7 +326,7 @@ async def test_log_probabilities_of_a_prompt_come_with_its_first_token(
     endpoint.breaks_after = [1]
     request = make_request("", max_tokens=3)
     request = replace(request, sampling=replace(request.sampling, num_prompt_logprobs=1))
-    async with following(examined(endpoint)) as found:
+    async with Following(examined(endpoint)) as found:
         found.engine.add(request, 0)
         await found.end()
     first, *others = found.drawn
@@ -372,7 +342,7 @@ async def test_a_token_beyond_the_models_vocabulary_ends_its_request_alone(
     vocab_size = examined(endpoint).vocab_size
     event = {"choices": [{"index": 0, "token_ids": [vocab_size], "finish_reason": None}]}
     endpoint.instead = f"data: {json.dumps(event)}\n\n".encode()
-    async with following(examined(endpoint)) as found:
+    async with Following(examined(endpoint)) as found:
         found.engine.add(make_request(""), 0)
         failed = await found.end()
         assert found.tokens == []
@@ -386,7 +356,7 @@ async def test_a_token_beyond_the_models_vocabulary_ends_its_request_alone(
 
 async def test_a_salt_reaches_the_endpoint(endpoint: OpenAIEndpoint) -> None:
     request = replace(make_request(""), cache_salt="tenant-a")
-    async with following(examined(endpoint)) as found:
+    async with Following(examined(endpoint)) as found:
         assert not any("salt" in loss for loss in found.engine.losses)
         found.engine.add(request, 0)
         await found.end()
@@ -399,7 +369,7 @@ async def test_a_salt_that_the_endpoint_would_not_read_is_refused(
 ) -> None:
     endpoint.reads, endpoint.refused = set(), refused
     request = replace(make_request(""), cache_salt="tenant-a")
-    async with following(examined(endpoint)) as found:
+    async with Following(examined(endpoint)) as found:
         assert any("salt" in loss for loss in found.engine.losses)
         found.engine.add(request, 0)
         drawn = await found.end()
@@ -434,7 +404,7 @@ async def test_what_bounds_the_draws_is_passed_on(
 ) -> None:
     request = make_request("")
     request = replace(request, sampling=replace(request.sampling, constraints=constraints))
-    async with following(examined(endpoint)) as found:
+    async with Following(examined(endpoint)) as found:
         found.engine.add(request, 0)
         await found.end()
     (body,) = endpoint.bodies
@@ -446,7 +416,7 @@ async def test_an_output_with_a_form_is_not_resumed_in_its_middle(endpoint: Open
     request = make_request("", max_tokens=8)
     constraints = Constraints(grammar='start: "a"')
     request = replace(request, sampling=replace(request.sampling, constraints=constraints))
-    async with following(examined(endpoint)) as found:
+    async with Following(examined(endpoint)) as found:
         found.engine.add(request, 0)
         drawn = await found.end()
     assert (drawn.code, len(endpoint.bodies)) == (Code.INTERNAL, 1)
@@ -473,7 +443,7 @@ async def test_what_cannot_be_kept_is_refused_by_name(
     request = make_request("")
     request = replace(request, sampling=replace(request.sampling, **changed))
     with capture_logs() as logs:
-        async with following(examined(endpoint)) as found:
+        async with Following(examined(endpoint)) as found:
             found.engine.add(request, 0)
             drawn = await found.end()
     assert (drawn.finish_reason, drawn.code) == (FinishReason.ERROR, Code.INVALID_ARGUMENT)
@@ -484,7 +454,7 @@ async def test_what_cannot_be_kept_is_refused_by_name(
 
 
 async def test_an_aborted_request_is_hung_up_on(endpoint: OpenAIEndpoint) -> None:
-    async with following(examined(endpoint)) as found:
+    async with Following(examined(endpoint)) as found:
         request = make_request("", max_tokens=10_000)
         found.engine.add(request, 0)
         await found.until(lambda: bool(found.tokens))
@@ -505,7 +475,7 @@ TOP = {"token_logprobs": [-0.5], "top_logprobs": [{"token_id:3": None}]}
 
 async def test_what_a_stream_refuses_is_the_requests_fault(endpoint: OpenAIEndpoint) -> None:
     endpoint.instead = b'data: {"error": {"message": "secret", "code": 400}}\n\n'
-    async with following(examined(endpoint)) as found:
+    async with Following(examined(endpoint)) as found:
         found.engine.add(make_request(""), 0)
         drawn = await found.end()
     assert drawn.code is Code.INVALID_ARGUMENT
@@ -535,7 +505,7 @@ async def test_an_odd_answer_ends_its_request_with_an_error(
 ) -> None:
     endpoint.instead = answer
     with capture_logs() as logs:
-        async with following(examined(endpoint)) as found:
+        async with Following(examined(endpoint)) as found:
             found.engine.add(make_request("", max_tokens=4), 0)
             drawn = await found.end()
             assert found.gone == []
@@ -547,7 +517,7 @@ async def test_an_odd_answer_ends_its_request_with_an_error(
 
 async def test_an_answer_that_cannot_be_decoded_ends_its_request(endpoint: OpenAIEndpoint) -> None:
     endpoint.encoding, endpoint.instead = "gzip", b"this is not gzip"
-    async with following(examined(endpoint, patience=0.3)) as found:
+    async with Following(examined(endpoint, patience=0.3)) as found:
         found.engine.add(make_request(""), 0)
         assert (await found.end()).finish_reason is FinishReason.ERROR
 
@@ -555,14 +525,14 @@ async def test_an_answer_that_cannot_be_decoded_ends_its_request(endpoint: OpenA
 async def test_log_probabilities_of_other_tokens_are_left_out(endpoint: OpenAIEndpoint) -> None:
     logprobs = {"token_logprobs": [-0.5]}
     endpoint.instead = event(token_ids=[3, 4], logprobs=logprobs, finish_reason="length")
-    async with following(examined(endpoint)) as found:
+    async with Following(examined(endpoint)) as found:
         found.engine.add(make_request(""), 0)
         drawn = await found.end()
     assert (drawn.token_ids, drawn.logprobs) == ((3, 4), ())
 
 
 async def test_an_endpoint_that_falls_silent_is_given_up(endpoint: OpenAIEndpoint) -> None:
-    async with following(examined(endpoint, patience=0.3)) as found:
+    async with Following(examined(endpoint, patience=0.3)) as found:
         found.engine.add(make_request("", max_tokens=10_000), 0)
         await found.until(lambda: bool(found.tokens))
         endpoint.lists_models.clear()
@@ -576,7 +546,7 @@ async def test_a_stream_without_tokens_ends_whatever_else_it_sends(
     endpoint: OpenAIEndpoint, noise: bytes
 ) -> None:
     endpoint.noise = noise
-    async with following(examined(endpoint, patience=1.0)) as found:
+    async with Following(examined(endpoint, patience=1.0)) as found:
         found.engine.add(make_request("", max_tokens=10_000), 0)
         await found.until(lambda: bool(found.tokens))
         endpoint.goes_on.clear()
@@ -617,7 +587,7 @@ async def test_a_silent_stream_is_waited_for_while_its_endpoint_answers(
     endpoint: OpenAIEndpoint,
 ) -> None:
     endpoint.goes_on.clear()
-    async with following(examined(endpoint, patience=6.0)) as found:
+    async with Following(examined(endpoint, patience=6.0)) as found:
         found.engine.add(make_request("", max_tokens=2), 0)
         await found.until(lambda: endpoint.num_listings > 1)
         assert found.gone == []
