@@ -12,32 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.cluster import Role
 from headway.core.gateway import streams
 from headway.core.worker import lifecycle
 from headway.core.worker.events import PassFailed
 from headway.core.worker.lifecycle import TRANSITIONS, Event, Stage
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
-from headway.messages import CancelStream, ChangeRole, GiveBack, Handoff
-from headway.policies.batching.fcfs import Fcfs
-from headway.request import StreamKey
-from tests.fakes.paged import WorkerHarness, break_off, send_part
-from tests.fakes.worker_core import dispatch, make_request, make_worker
+from tests.fakes.paged import WorkerHarness
+from tests.fakes.worker_pair import WorkerPair, steps
 
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            [
-                *["submit", "pass", "pass", "pass", "hand", "send"] * 2,
-                *["fail", "cancel", "break", "role", "give back"],
-            ]
-        ),
-        st.integers(0, 1),
-        st.integers(0, 7),
-    ),
-    max_size=60,
-)
+STEPS = st.lists(steps(), max_size=60)
 HAS_BLOCKS = {
     Stage.WAITING: False,
     Stage.SWAPPING_OUT: False,
@@ -65,40 +49,12 @@ def reachable(stage: Stage) -> set[Stage]:
 REACHABLE = {stage: reachable(stage) for stage in Stage}
 
 
-class Pair:
-    """Two workers that send each other requests, and the last stage of each request."""
+class Pair(WorkerPair):
+    """Two workers, and the last stage of each request."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self.workers = [
-            make_worker(blocks=12, batching=Fcfs(), watermark=0.0, **settings) for _ in range(2)
-        ]
-        self.num_submitted = 0
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(blocks=12, **settings)
         self.seen: dict[int, tuple[Sequence, Stage]] = {}
-
-    def step(self, name: str, place: int, which: int) -> None:
-        worker, other = self.workers[place], self.workers[1 - place]
-        held = [key for unit in worker.core.units for key in unit.sequences]
-        key = held[which % len(held)] if held else StreamKey("g", 99)
-        if name == "submit":
-            self.num_submitted += 1
-            request = make_request(self.num_submitted, 3 + which, max_tokens=9)
-            worker.post(dispatch(request, dispatch_id=self.num_submitted))
-        elif name == "pass":
-            worker.run_pass()
-        elif name == "fail" and worker.passes:
-            self.fail(worker, which)
-        elif name == "cancel":
-            worker.post(CancelStream(key))
-        elif name == "hand":
-            worker.post(Handoff(key, "other", "other:1", 0, 1))
-        elif name == "send" and worker.transfers:
-            send_part(worker, other)
-        elif name == "break" and worker.transfers:
-            break_off(worker, other, worker.transfers.popleft())
-        elif name == "role":
-            worker.post(ChangeRole((Role.PREFILL, Role.UNIFIED, Role.CONVERTIBLE)[which % 3]))
-        elif name == "give back":
-            worker.post(GiveBack((key,)))
 
     def fail(self, worker: WorkerHarness, which: int) -> None:
         """Fail the oldest pass, and with it one that was planned behind it."""
@@ -163,12 +119,10 @@ def test_requests_follow_the_table_and_blocks_have_one_owner(
     swaps_beside: bool,
 ) -> None:
     pair = Pair(
-        {
-            "host_tokens": host_tokens,
-            "move_rounds": rounds,
-            "runs_ahead": runs_ahead,
-            "swaps_beside": swaps_beside,
-        }
+        host_tokens=host_tokens,
+        move_rounds=rounds,
+        runs_ahead=runs_ahead,
+        swaps_beside=swaps_beside,
     )
     for step in steps:
         pair.step(*step)

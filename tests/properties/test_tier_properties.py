@@ -16,28 +16,14 @@ from headway.core.worker.events import KvAborted, PassFailed, TransferEnded
 from headway.core.worker.lifecycle import Stage
 from headway.core.worker.unit import WorkerUnit
 from headway.cost.costs import Costs
-from headway.messages import CancelStream, ChangeRole, GiveBack, Handoff
+from headway.messages import ChangeRole
 from headway.policies import registry
-from headway.policies.batching.fcfs import Fcfs
-from headway.request import StreamKey
-from tests.fakes.paged import WorkerHarness, break_off, expected_output, send_part
+from tests.fakes.paged import WorkerHarness, expected_output, send_part
 from tests.fakes.worker_core import dispatch, make_request, make_worker
+from tests.fakes.worker_pair import WorkerPair, steps
 
 SIZE = 4
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            [
-                *["submit", "submit", "pass", "pass", "pass", "hand", "send"] * 2,
-                *["fail", "cancel", "break", "role", "give back"],
-            ]
-        ),
-        st.integers(0, 1),
-        st.integers(0, 7),
-    ),
-    min_size=20,
-    max_size=80,
-)
+STEPS = st.lists(steps("submit", "submit"), min_size=20, max_size=80)
 RATES = st.sampled_from([Costs(), Costs(prefill_per_token=1e-3, swap_per_token=1e-6)])
 """Unknown, one block a pass; and so that all is saved and read."""
 CHAINS = [tuple(range(start, start + 12)) for start in (10, 30, 50, 70)]
@@ -72,53 +58,23 @@ def check_books(unit: WorkerUnit) -> None:
     assert num_held + host.num_free == host.num_blocks
 
 
-def send(worker: WorkerHarness, other: WorkerHarness) -> None:
-    """Send a part of a move; KV waits until no pass has to save what its blocks held before."""
-    while any(each.swapped_out for each in other.passes):
-        other.run_pass()
-    send_part(worker, other)
-
-
-class Pair:
-    """Two workers that send each other requests, which begin like one of a few others."""
+class Pair(WorkerPair):
+    """Two workers whose requests begin like one of a few others."""
 
     def __init__(self, **chosen: Any) -> None:
-        self.workers = [
-            make_worker(batching=Fcfs(), watermark=0.0, prefix_caching=True, **chosen)
-            for _ in range(2)
-        ]
+        super().__init__(prefix_caching=True, **chosen)
         for worker in self.workers:
             worker.model.shared = True
         self.prompts: dict[int, tuple[int, ...]] = {}
-        self.gone: set[int] = set()
 
-    def step(self, name: str, place: int, which: int) -> None:
-        worker, other = self.workers[place], self.workers[1 - place]
-        held = [key for unit in worker.core.units for key in unit.sequences]
-        key = held[which % len(held)] if held else StreamKey("g", 99)
-        if name == "submit":
-            self.submit(worker, which)
-        elif name == "pass":
-            worker.run_pass()
-        elif name == "fail" and worker.passes:
-            self.fail(worker, which)
-        elif name == "cancel":
-            self.gone.add(key.stream_id)
-            worker.post(CancelStream(key))
-        elif name == "hand":
-            worker.post(Handoff(key, "other", "other:1", 0, 1))
-        elif name == "send" and worker.transfers:
-            send(worker, other)
-        elif name == "break" and worker.transfers:
-            break_off(worker, other, worker.transfers.popleft())
-        elif name == "role":
-            worker.post(ChangeRole((Role.PREFILL, Role.UNIFIED, Role.CONVERTIBLE)[which % 3]))
-        elif name == "give back":
-            self.gone.add(key.stream_id)
-            worker.post(GiveBack((key,)))
+    def send(self, worker: WorkerHarness, other: WorkerHarness) -> None:
+        """Send a part of a move; it waits until no pass has to save what its blocks held before."""
+        while any(each.swapped_out for each in other.passes):
+            other.run_pass()
+        send_part(worker, other)
 
     def submit(self, worker: WorkerHarness, which: int) -> None:
-        stream_id = len(self.prompts) + 1
+        stream_id = self.num_submitted
         prompt = (*CHAINS[which % 2], *range(which), 1 + stream_id % 3)
         self.prompts[stream_id] = prompt
         request = replace(
@@ -175,7 +131,7 @@ class Pair:
             for worker, other in (self.workers, self.workers[::-1]):
                 worker.run_pass()
                 if worker.transfers:
-                    send(worker, other)
+                    self.send(worker, other)
                 self.check()
 
     def check_outputs(self) -> None:
