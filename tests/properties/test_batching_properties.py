@@ -19,6 +19,7 @@ from headway.policies import registry
 from headway.policies.batching import Batching
 from headway.policies.batching.queue import RankedQueue
 from headway.request import StreamKey
+from headway.service_class import Standing
 from tests.fakes.plans import Planned, make_planned
 
 K = 4
@@ -77,6 +78,7 @@ CHANGES = st.lists(
                 "tune",
                 "pass",
                 "role",
+                "levels",
             ]
         ),
         st.integers(0, 9),
@@ -96,6 +98,7 @@ class Kept:
         self.queue: RankedQueue[Sequence] = RankedQueue(policy)
         self.num_come = 0
         self.decodes_first = False
+        self.levels: dict[str, float] = {}
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -105,7 +108,10 @@ class Kept:
         """Something that may happen to a worker; ``which`` of the requests, how large."""
         if name == "come":
             reasoning = size // 2 if which % 2 else 0
-            found = self.planned.come(self.num_come, size, size + 1, reasoning=reasoning)
+            standing = Standing("abc"[which % 3])
+            found = self.planned.come(
+                self.num_come, size, size + 1, reasoning=reasoning, standing=standing
+            )
             self.num_come += 1
             self.queue.touch(found, now=self.planned.now)
         elif name == "wait":
@@ -115,6 +121,9 @@ class Kept:
         elif name == "role":
             self.decodes_first = bool(which % 2)
             self.queue.put_decodes_first(self.decodes_first)
+        elif name == "levels":
+            self.levels = {"a": 1.0, "b": float(size % 3), "c": 2.0} if which else {}
+            self.queue.put_levels(self.levels)
         elif name == "pass":
             self.policy.passed(size / 1000, 10 * (which + 1))
         elif self.sequences:
@@ -184,7 +193,8 @@ class Kept:
 
     def _rank(self, sequence: Sequence) -> tuple[float, ...]:
         rank = self.policy.rank(sequence, now=self.planned.now).rank
-        return (not sequence.decoding, *rank) if self.decodes_first else rank
+        rank = (not sequence.decoding, *rank) if self.decodes_first else rank
+        return (self.levels[sequence.tenant], *rank) if self.levels else rank
 
 
 @pytest.mark.parametrize("name", registry.REGISTRY["batching"])

@@ -21,6 +21,7 @@ from headway.core.token_counters import TokenCounters
 from headway.core.worker.lifecycle import Stage
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
+from headway.core.worker.waiting import LEAST_WEIGHT, is_flood, name_of, weight_of
 
 CREDIT = 4.0
 """Chunks that a tenant within its share may have at once, ahead of the others."""
@@ -32,7 +33,6 @@ _SHORT = 4
 """Floods fill passes up to the chunk over this, while other tenants come and go."""
 RECENT = 128
 """Passes for which a tenant counts as coming and going."""
-LEAST_WEIGHT = 0.01
 
 
 class _Prompts(NamedTuple):
@@ -71,8 +71,8 @@ class FairChunk:
         """
         if unit.tenants.keys() <= {""}:
             return False
-        before, self._prompts = self._prompts, {}
-        for name, sequence in prompts_of(unit):
+        before, self._prompts = self._prompts, self._waiting(unit)
+        for name, sequence in running_prompts(unit):
             self._prompts[name] = self._with(self._prompts.get(name, _NONE), sequence)
         for name in before:
             if name not in self._prompts:
@@ -88,20 +88,27 @@ class FairChunk:
         self.spare = sum(self._left.values())
         return True
 
+    def _waiting(self, unit: WorkerUnit) -> dict[str, _Prompts]:
+        """Return the prompts that wait, by name."""
+        return {
+            name: _Prompts(
+                each.num_tokens,
+                max(each.weights),
+                each.num_floods > 0 or each.num_tokens > self._chunk_tokens,
+            )
+            for name, each in unit.waiting.by_name.items()
+        }
+
     def _with(self, prompts: _Prompts, sequence: Sequence) -> _Prompts:
         """Return a tenant's prompts with one more."""
-        standing, chunk = sequence.request.standing, self._chunk_tokens
+        chunk = self._chunk_tokens
         asked = prompts.num_tokens + sequence.num_queued
-        is_long = max(asked, sequence.num_tokens - sequence.kv.num_hit_tokens) > chunk
-        return _Prompts(
-            asked,
-            max(prompts.weight, _weight(sequence)),
-            prompts.floods or standing.floods or standing.yields or is_long,
-        )
+        floods = prompts.floods or asked > chunk or is_flood(sequence, chunk)
+        return _Prompts(asked, max(prompts.weight, weight_of(sequence)), floods)
 
     def take(self, sequence: Sequence, most: int) -> int:
         """Take a request's tokens from its tenant's part, at most so many; return how many."""
-        name = _name(sequence)
+        name = name_of(sequence)
         taken = min(most, self._left.get(name, 0), sequence.num_remaining)
         self._left[name] = self._left.get(name, 0) - taken
         return taken
@@ -109,7 +116,7 @@ class FairChunk:
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """Count tokens that the pass computes for a request."""
         self.spare -= num_tokens
-        self._counters.charge(_name(sequence), float(num_tokens), _weight(sequence))
+        self._counters.charge(name_of(sequence), float(num_tokens), weight_of(sequence))
 
     def _divided(self) -> dict[str, int]:
         """Return each tenant's part of the chunk."""
@@ -152,25 +159,11 @@ class FairChunk:
         return given
 
 
-def prompts_of(unit: WorkerUnit) -> Iterator[tuple[str, Sequence]]:
-    """Yield a unit's requests that lack prompt tokens, with the names they count for."""
+def running_prompts(unit: WorkerUnit) -> Iterator[tuple[str, Sequence]]:
+    """Yield a unit's requests with blocks that lack prompt tokens, and whom they count for."""
     for sequence in list(unit.prompts.values()):
-        if sequence.stage is Stage.RUNNING and sequence.decoding:
-            del unit.prompts[sequence.key]
-        elif sequence.stage in (Stage.RUNNING, Stage.WAITING) and not sequence.decoding:
-            yield _name(sequence), sequence
-
-
-def _name(sequence: Sequence) -> str:
-    standing = sequence.request.standing
-    service = standing.service
-    if service is None or not service.yields:
-        return standing.tenant
-    return f"{standing.tenant}\n{service.name}"
-
-
-def _weight(sequence: Sequence) -> float:
-    standing = sequence.request.standing
-    service = standing.service
-    floor = service.floor if service is not None and service.yields else 1.0
-    return max(LEAST_WEIGHT, standing.share * floor)
+        if sequence.stage is Stage.RUNNING:
+            if sequence.decoding:
+                del unit.prompts[sequence.key]
+            else:
+                yield name_of(sequence), sequence

@@ -6,7 +6,8 @@ the policy's order. Service counts while somebody has to wait, as in VTC. A newc
 
 A pass takes as long as its requests let it. So whoever is ahead of others makes their passes at
 most ``_LONGER`` times as long, by what passes cost here; also of those who were here of late, for
-who comes waits for the pass in flight.
+who comes waits for the pass in flight. While more of theirs are left out of passes than are in
+them, none of theirs is admitted: it would hold blocks and wait.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from headway.core.token_counters import OUTPUT_WEIGHT
-from headway.core.worker.fair_chunk import CREDIT, LEAST_WEIGHT, RECENT
+from headway.core.worker.fair_chunk import CREDIT, RECENT
 from headway.core.worker.flight import Share
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
+from headway.core.worker.waiting import LEAST_WEIGHT
 from headway.cost.pass_time import PassTime
 from headway.forward_pass import PassItem
 
@@ -59,11 +61,14 @@ class FairTurns:
         known = [self._served[name] for name in self._seen if name in self._served]
         start = min(*known, max(known) - self._credit) if known else 0.0
         self._served = {name: self._served.get(name, start) for name in self._seen}
-        least = min(self._served.values(), default=0.0)
-        self.levels = {
-            name: (served - least) // self._chunk_tokens
-            for name, served in (self._served.items() if len(self._served) > 1 else ())
-        }
+        self.levels = self._levels() if len(self._served) > 1 else {}
+
+    def _levels(self) -> dict[str, float]:
+        """Return the places of tenants by chunks served: they change when one passes another."""
+        least = min(self._served.values())
+        chunks = {name: (had - least) // self._chunk_tokens for name, had in self._served.items()}
+        places = {had: float(place) for place, had in enumerate(sorted(set(chunks.values())))}
+        return {name: places[had] for name, had in chunks.items()}
 
     def passed(self, num_steps: int) -> None:
         """Note that so many passes have ended."""
@@ -89,7 +94,7 @@ class FairTurns:
         num_tokens = len(item.token_ids) - num_before
         seconds = num_tokens * self._per_token(sequence)
         self._seconds += seconds
-        if self._is_ahead(sequence):
+        if self.is_ahead(sequence):
             self._has_ahead = True
         else:
             self._own_seconds += seconds
@@ -101,7 +106,7 @@ class FairTurns:
         are bounded by their parts of the chunk (``fair_chunk``).
         """
         per_token = self._per_token(sequence)
-        if not (sequence.decoding and per_token and self._is_ahead(sequence)):
+        if not (sequence.decoding and per_token and self.is_ahead(sequence)):
             return num_tokens
         least = self.pass_time.base + self.pass_time.per_request
         left = _LONGER * max(self._own_seconds, least) - self._seconds
@@ -114,7 +119,8 @@ class FairTurns:
             return known.per_request + known.per_kv_token * start
         return known.per_prefill_token + known.per_prefill_context * start
 
-    def _is_ahead(self, sequence: Sequence) -> bool:
+    def is_ahead(self, sequence: Sequence) -> bool:
+        """Return whether its tenant was served more than another that is here."""
         return self.levels.get(sequence.tenant, 0.0) > 0.0
 
     # --- blocks -------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import inf
 
-from headway.core.worker.fair_chunk import prompts_of
+from headway.core.worker.fair_chunk import running_prompts
 from headway.core.worker.lifecycle import Stage
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
@@ -27,8 +27,10 @@ def prompt_tokens_within(unit: WorkerUnit, pass_time: PassTime) -> float:
     """
     if not pass_time.per_prefill_token:
         return inf
-    prompts = [sequence for _, sequence in prompts_of(unit)]
-    limit = min(map(_promised, unit.sequences.values()), default=inf) if prompts else inf
+    prompts = [sequence for _, sequence in running_prompts(unit)]
+    if not (prompts or unit.waiting.by_name):
+        return inf
+    limit = min(map(_promised, unit.holding.values()), default=inf)
     if limit == inf or pass_time.seconds(0, 0, 1, 1) >= PLANNED_PASS * limit:
         return inf
     batch = unit.batch
@@ -39,7 +41,8 @@ def prompt_tokens_within(unit: WorkerUnit, pass_time: PassTime) -> float:
             kv_tokens += sequence.kv.num_computed
     decoding = pass_time.seconds(0, 0, num_decoding, kv_tokens)
     left = max(PLANNED_PASS * limit - decoding, LEAST_FOR_PROMPTS * decoding)
-    longest = max(max(s.kv.num_computed, s.kv.num_hit_tokens) for s in prompts)
+    known = (max(s.kv.num_computed, s.kv.num_hit_tokens) for s in prompts)
+    longest = max((unit.waiting.longest_known, *known))
     per_token = pass_time.per_prefill_token + pass_time.per_prefill_context * longest
     return max(1.0, left / per_token)
 

@@ -54,6 +54,8 @@ class _Kept:
     refused: Sequence | None = None
     """The request that could not be admitted last time."""
     refused_version: int = -1
+    is_crowded: bool = False
+    """True if more requests of tenants that are ahead were left out of the pass than it had."""
     is_short: bool = False
 
 
@@ -105,9 +107,10 @@ class PassPlanner:
         )
         room.clear()
         version = queue.version
-        hopeless = kept.refused if kept.refused_version == version else None
-        before = kept.served
         turns = self.turns if self.turns.levels else None
+        is_same = turns is None and kept.refused_version == version  # blocks of others grow
+        hopeless = kept.refused if is_same else None
+        before = kept.served
         plan = _UnitPlan(
             self._limits,
             unit,
@@ -119,10 +122,12 @@ class PassPlanner:
             before,
             num_prompt_tokens,
             gently=gently,
+            is_crowded=kept.is_crowded,
         )
         shares = plan.shares()
         if turns is not None and len(shares) < len(queue):
             turns.charge(shares)
+        kept.is_crowded = plan.num_left_out > len(shares)
         kept.served, kept.refused, kept.refused_version = plan.served, plan.refused, version
         kept.is_short = room.is_short
         return shares
@@ -269,7 +274,10 @@ class _UnitPlan:
         num_prompt_tokens: float,
         *,
         gently: bool,
+        is_crowded: bool,
     ) -> None:
+        self._is_crowded = is_crowded  # in the last plan
+        self.num_left_out = 0  # of tenants that are ahead
         self._fair = fair  # None if the chunk is nobody's in particular
         self._turns = turns  # None if there is one tenant
         self._limits = limits
@@ -334,6 +342,7 @@ class _UnitPlan:
         if not sequence.decoding and self._prompt_budget < 1:
             return
         if self._turns is not None and not (most := self._turns.most(sequence, most)):
+            self.num_left_out += 1
             return
         if sequence.stage is Stage.WAITING and not self._admit(sequence):
             return
@@ -405,6 +414,9 @@ class _UnitPlan:
         return place[2]
 
     def _admit(self, sequence: Sequence) -> bool:
+        if self._is_crowded and self._turns is not None and self._turns.is_ahead(sequence):
+            self._room.is_open = False  # who stands behind it is ahead, too, or yields
+            return False
         if self._room.admit(sequence, is_hopeless=sequence is self._hopeless):
             return True
         if not self._room.is_short:

@@ -350,6 +350,7 @@ class PlanningEngineCore:
             if reason is not None:
                 return reason
         hold(self._unit, sequence, sequence.num_tokens)
+        self._unit.recount(sequence)  # its engine may have preempted it with this step
         return None
 
 

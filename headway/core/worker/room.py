@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from headway.blocks import blocks_for
 from headway.core.worker.fair_turns import FairTurns
@@ -54,16 +56,34 @@ def yielding(
     pool = unit.pool
     newcomer = NewReader(now, pool.num_blocks * pool.block_size)
     rank = queue.rank(newcomer, now).rank
-    num_tokens = num_blocks = 0
+    num_tokens, num_blocks = _waiting_behind(unit, queue, rank), 0
     for sequence in _behind(queue.running, rank):
         if sequence.stage is Stage.RUNNING:
             num_tokens += 0 if sequence.decoding else sequence.num_queued
             if policy.may_preempt(sequence, newcomer, now=now):
                 num_blocks += pool.num_own(sequence.kv.blocks)
-    for sequence in _behind(queue.waiting, rank):
-        if sequence.stage is Stage.WAITING:
-            num_tokens += sequence.num_queued
     return num_tokens, num_blocks
+
+
+def _waiting_behind(unit: WorkerUnit, queue: RankedQueue[Sequence], rank: tuple[float, ...]) -> int:
+    """Return the queued prompt tokens of who waited when the order was made, behind a rank.
+
+    They are counted on the shorter side of it: thousands may wait.
+    """
+    places = queue.waiting
+    first = bisect_right(places, rank, key=itemgetter(0))
+    if 2 * first >= len(places):
+        return _queued(place[2].candidate for place in places[first:])
+    num_tokens = unit.waiting.queued_tokens + unit.waiting.num_decoding
+    for key in unit.changed:
+        entry, sequence = queue.find(key), unit.sequences.get(key)
+        if sequence is not None and (entry is None or entry.running):
+            num_tokens -= _queued([sequence])
+    return num_tokens - _queued(place[2].candidate for place in places[:first])
+
+
+def _queued(sequences: Iterable[Sequence]) -> int:
+    return sum(each.num_queued for each in sequences if each.stage is Stage.WAITING)
 
 
 def _behind(places: list[Place[Sequence]], rank: tuple[float, ...]) -> Iterator[Sequence]:
@@ -205,7 +225,7 @@ class BlockAllocator:
         held: Counter[str] = Counter()
         if self._turns.levels:
             held[sequence.tenant] = blocks_for(sequence.num_tokens, self._unit.pool.block_size)
-            for each in self._unit.sequences.values():
+            for each in self._unit.holding.values():
                 held[each.tenant] += len(each.kv.blocks)
         return held
 

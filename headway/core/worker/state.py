@@ -262,9 +262,12 @@ class WorkerState:
 
     def finish(self, sequence: Sequence, reason: FinishReason, *, is_sent: bool = False) -> None:
         """End a request; forget it as soon as nothing uses its blocks."""
-        self.units[sequence.unit].changed[sequence.key] = None
+        unit = self.units[sequence.unit]
+        unit.changed[sequence.key] = None
         if sequence.end(reason, is_sent=is_sent):
             self.forget(sequence)
+        else:
+            unit.recount(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """Release a request that has ended, and report it."""

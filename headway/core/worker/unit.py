@@ -23,6 +23,7 @@ from headway.core.worker.news import LifeNews
 from headway.core.worker.rates import MemoryRates
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.settings import WorkerSettings
+from headway.core.worker.waiting import WaitingRequests
 from headway.forward_pass import ForwardPass, Swap
 from headway.messages import Admission, CachedPrefixes
 from headway.request import Request, StreamKey
@@ -49,12 +50,13 @@ class WorkerUnit:
     """One DP unit: its block pool, its host memory, and its requests by key.
 
     ``changed``: requests that joined, left, or changed in a way that the batching policy reads,
-    since the last plan. Tokens computed by a pass are not listed. ``batch``: the requests that are
-    in a ``ClockedBatch``, None for none; the others are ``apart``. ``released``: requests
-    removed since the last pass. ``admitted``: for the first time, since the last report.
-    ``decodes_first``: true on a convertible decoder, where decoding
-    requests have their places before prompts, whatever the policy (TokenScale). ``is_unified``: a
-    prompt that is sent here takes blocks at once from who yields to it, and decodes here.
+    since the last plan. Tokens computed by a pass are not listed. ``waiting``: sums over those that
+    wait for blocks; the others are ``holding``. ``batch``: those in a ``ClockedBatch``, None for
+    none; the others of ``holding`` are ``apart``. ``released``: requests removed since the last
+    pass. ``admitted``: for the first time, since the last report. ``decodes_first``: true on a
+    convertible decoder, where decoding requests have their places before prompts, whatever the
+    policy (TokenScale). ``is_unified``: a prompt that is sent here takes blocks at once from who
+    yields to it, and decodes here.
     """
 
     def __init__(
@@ -83,6 +85,8 @@ class WorkerUnit:
         """Copies of prefixes to host memory by passes in flight, which hold their blocks."""
         self.prefix_counts = PrefixCounts()
         self.sequences: dict[StreamKey, Sequence] = {}
+        self.waiting = WaitingRequests(info.chunk_tokens)
+        self.holding: dict[StreamKey, Sequence] = {}
         self.apart: dict[StreamKey, Sequence] = {}
         self.batch: UnitSums | None = None
         self.changed: dict[StreamKey, None] = {}
@@ -91,7 +95,7 @@ class WorkerUnit:
         self.tenants: Counter[str] = Counter()
         """Requests by tenant."""
         self.prompts: dict[StreamKey, Sequence] = {}
-        """Requests that may lack prompt tokens; who reads it takes out those that decode."""
+        """Of ``holding``, who may lack prompt tokens; who reads it takes out those that decode."""
         self._making: dict[BlockHash, Sequence] = {}
         """Requests by the name of the prompt's block that each computes next."""
 
@@ -119,8 +123,9 @@ class WorkerUnit:
             num_blocks = self.pool.count_cached(names)
             num_blocks += len(self._readable(names[num_blocks:]))
             kv.num_hit_tokens = num_blocks * self.pool.block_size
-        self.sequences[sequence.key] = self.apart[sequence.key] = sequence
-        self.prompts[sequence.key] = sequence
+        self.sequences[sequence.key] = sequence
+        self._hold(sequence)
+        self.recount(sequence)
         self.tenants[request.standing.tenant] += 1
         self.changed[sequence.key] = None
         self._lives.came(sequence)
@@ -129,7 +134,24 @@ class WorkerUnit:
         """Take a request to the stage that follows the event."""
         sequence.advance(event)
         self.changed[sequence.key] = None
+        self.recount(sequence)
         self._lives.moved(sequence, event, cause, num_lost)
+
+    def recount(self, sequence: Sequence) -> None:
+        """Count a request with those that wait, or with the others, by what it is now."""
+        if sequence.stage is Stage.WAITING:
+            self._let_go(sequence.key)
+            self.waiting.add(sequence)
+        elif self.waiting.discard(sequence.key) and sequence.stage is not Stage.GONE:
+            self._hold(sequence)
+
+    def _hold(self, sequence: Sequence) -> None:
+        for held in (self.holding, self.apart, self.prompts):
+            held[sequence.key] = sequence
+
+    def _let_go(self, key: StreamKey) -> None:
+        for held in (self.holding, self.apart, self.prompts):
+            held.pop(key, None)
 
     # --- blocks -----------------------------------------------------------------------
 
@@ -289,12 +311,12 @@ class WorkerUnit:
         if not (self._is_swap_sooner(sequence) and self.host.swap_out(sequence.key, kv)):
             kv.num_computed, event = 0, Event.PREEMPTED
         self.pool.release(kv.blocks)
-        self.prompts[sequence.key] = sequence
         kv.num_named = 0
         self._note_making(sequence)
         self.move(sequence, event, cause, num_lost)
         sequence.num_preemptions += 1
         sequence.num_voluntary += voluntary
+        self.recount(sequence)
 
     def _is_swap_sooner(self, sequence: Sequence) -> bool:
         kv = sequence.kv
@@ -306,7 +328,6 @@ class WorkerUnit:
     def end_swap(self, sequence: Sequence, *, has_failed: bool) -> None:
         """Note the end of a copy to or from host memory; a failed one has lost the KV."""
         if has_failed:
-            self.prompts[sequence.key] = sequence
             self.pool.release(sequence.kv.blocks)
             self.host.release(sequence.kv)
             sequence.kv.num_computed = sequence.kv.num_named = 0
@@ -323,9 +344,8 @@ class WorkerUnit:
         self._leave_blocks(sequence)
         self._note_making(sequence)
         del self.sequences[sequence.key]
-        self.apart.pop(sequence.key, None)
+        self._let_go(sequence.key)
         self.released.append(sequence.key)
-        self.prompts.pop(sequence.key, None)
         self._forget_tenant(sequence.request.standing.tenant)
         self.move(sequence, Event.RELEASED)
 
@@ -378,14 +398,16 @@ class WorkerUnit:
     @property
     def num_running(self) -> int:
         """Requests that hold blocks, those that compute their prompts included."""
-        return sum(sequence.running for sequence in list(self.sequences.values()))
+        return sum(sequence.running for sequence in list(self.holding.values()))
 
     def load(self) -> UnitLoad:
         """Return its load now, without phases."""
-        queued = running = kv_tokens = host_tokens = lost_tokens = 0
-        num_arriving = arriving_tokens = 0
+        waiting = self.waiting
+        queued, running = waiting.queued_tokens, waiting.num_decoding
+        host_tokens, lost_tokens = waiting.host_tokens, waiting.lost_tokens
+        kv_tokens = num_arriving = arriving_tokens = 0
         if self.batch is not None:
-            running, kv_tokens = self.batch.num_requests, self.batch.kv_tokens
+            running, kv_tokens = running + self.batch.num_requests, self.batch.kv_tokens
         for sequence in self.apart.values():
             kv, stage = sequence.kv, sequence.stage
             if stage is Stage.ARRIVING:

@@ -19,10 +19,12 @@ from headway.request import StreamKey
 class Entry(Generic[C]):
     """A candidate and the place that it holds, until so many tokens or until an instant."""
 
-    __slots__ = ("candidate", "rank", "running", "until_at", "until_tokens")
+    __slots__ = ("candidate", "own", "rank", "running", "until_at", "until_tokens")
 
     def __init__(self, candidate: C) -> None:
         self.candidate = candidate
+        self.own = Ranked(())
+        """Its place by the policy alone."""
         self.rank: tuple[float, ...] = ()
         self.running = False
         self.until_tokens = inf
@@ -42,7 +44,7 @@ class RankedQueue(Generic[C]):
     def __init__(self, policy: Batching) -> None:
         self._policy = policy
         self._epoch = policy.epoch
-        self._decodes_first = self._is_stale = False
+        self._decodes_first = self._has_turned = False
         self._levels: Mapping[str, float] = {}
         self._entries: dict[StreamKey, Entry[C]] = {}
         self._due: list[tuple[float, StreamKey]] = []
@@ -55,8 +57,8 @@ class RankedQueue(Generic[C]):
 
     @property
     def is_outdated(self) -> bool:
-        """True if all ranks are to be drawn anew."""
-        return self._is_stale or self._policy.epoch != self._epoch
+        """True if all places are to be drawn anew."""
+        return self._has_turned or self._policy.epoch != self._epoch
 
     def put_decodes_first(self, decodes_first: bool) -> None:
         """From now on whoever decodes stands before all others, or no more.
@@ -64,7 +66,7 @@ class RankedQueue(Generic[C]):
         The policy orders both.
         """
         if decodes_first != self._decodes_first:
-            self._decodes_first, self._is_stale = decodes_first, True
+            self._decodes_first, self._has_turned = decodes_first, True
 
     def put_levels(self, levels: Mapping[str, float]) -> None:
         """Put tenants by these levels from now on, least first; empty: as the policy says.
@@ -72,7 +74,7 @@ class RankedQueue(Generic[C]):
         Who yields by its class, and is not due, stands behind all of them.
         """
         if levels != self._levels:
-            self._levels, self._is_stale = levels, True
+            self._levels, self._has_turned = levels, True
 
     def find(self, key: StreamKey) -> Entry[C] | None:
         """Return a candidate's entry."""
@@ -89,16 +91,17 @@ class RankedQueue(Generic[C]):
         if entry is not None and entry.candidate is not candidate:
             self.discard(candidate.key)
             entry = None
-        ranked = self.rank(candidate, now)
-        running = candidate.running
+        own = self._policy.rank(candidate, now=now)
+        ranked, running = self._placed(candidate, own, now), candidate.running
         if entry is None:
             entry = self._entries[candidate.key] = Entry(candidate)
         elif entry.rank == ranked.rank and entry.running == running:
+            entry.own = own
             self._hold(entry, ranked.until_tokens, ranked.until_at)
             return
         else:
             self._take_out(entry)
-        entry.rank, entry.running = ranked.rank, running
+        entry.own, entry.rank, entry.running = own, ranked.rank, running
         self._hold(entry, ranked.until_tokens, ranked.until_at)
         insort(self._list_of(entry), (entry.rank, candidate.key, entry))
         self.version += 1
@@ -115,7 +118,6 @@ class RankedQueue(Generic[C]):
         """Rank anew what the last pass (``served``) or the time has moved out of its place."""
         if self.is_outdated:
             self._draw_anew(now)
-            return
         for entry in served:
             if entry.candidate.attained_tokens >= entry.until_tokens:
                 self.touch(entry.candidate, now=now)
@@ -129,7 +131,9 @@ class RankedQueue(Generic[C]):
 
     def rank(self, candidate: Candidate, now: float) -> Ranked:
         """Return its place in this order: by level, by stage, then as the policy says."""
-        ranked = self._policy.rank(candidate, now=now)
+        return self._placed(candidate, self._policy.rank(candidate, now=now), now)
+
+    def _placed(self, candidate: Candidate, ranked: Ranked, now: float) -> Ranked:
         if self._decodes_first:
             ranked = ranked._replace(rank=(0.0 if candidate.decoding else 1.0, *ranked.rank))
         if not self._levels:
@@ -140,13 +144,17 @@ class RankedQueue(Generic[C]):
         return ranked._replace(rank=(level, *ranked.rank), until_at=until_at)
 
     def _draw_anew(self, now: float) -> None:
+        """Place everybody anew; the policy's own ranks hold where only turns have changed."""
+        is_ranked = self._policy.epoch == self._epoch
         self._epoch = self._policy.epoch
-        self._is_stale = False
+        self._has_turned = False
         self._due.clear()
         self.running.clear()
         self.waiting.clear()
         for key, entry in self._entries.items():
-            ranked = self.rank(entry.candidate, now)
+            if not is_ranked:
+                entry.own = self._policy.rank(entry.candidate, now=now)
+            ranked = self._placed(entry.candidate, entry.own, now)
             entry.rank, entry.running = ranked.rank, entry.candidate.running
             entry.until_at = inf
             self._hold(entry, ranked.until_tokens, ranked.until_at)
