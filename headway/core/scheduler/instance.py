@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from types import MappingProxyType
@@ -12,6 +12,7 @@ from types import MappingProxyType
 from headway.blocks import blocks_for
 from headway.cluster import Role, UnitId, UnitLoad, WorkerInfo
 from headway.core.scheduler.ahead import Foresight
+from headway.core.scheduler.flights import Flights, FlyingDispatch
 from headway.cost.velocity import LimitsInForce, TokenLimits, memory_for_prompts
 from headway.messages import Dispatch, LoadReport, UnitBatch
 from headway.policies.dispatch import InstanceLoad
@@ -23,22 +24,6 @@ from headway.policies.rescheduling import Horizon
 from headway.request import Request, StreamKey
 
 NOTHING: Mapping[StreamKey, int] = MappingProxyType({})
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A dispatch until a load report includes it: tokens, KV blocks and requests per unit.
-
-    It counts as U_flight until ``accepted``, then as R_queued. ``lapsed``: the watchdog has reset
-    its tokens; its blocks still count, because it may yet arrive.
-    """
-
-    sent_at: float
-    keys: frozenset[StreamKey]
-    tokens: dict[int, int]
-    blocks: dict[int, int]
-    accepted: bool = False
-    lapsed: bool = False
 
 
 @dataclass(slots=True)
@@ -86,7 +71,7 @@ class Instance:
         self._decode_units: list[DecodeUnit] = []
         self._num_spare_blocks = int(kv_watermark * info.num_blocks)
         self.loads = [UnitLoad(u, 0, 0, 0, info.num_blocks) for u in range(info.num_units)]
-        self._flights: dict[int, _Flight] = {}
+        self._flights = Flights(info.num_units)
         self._inbound: dict[StreamKey, _Inbound] = {}
         self._foresight = Foresight()
         self._finished: deque[tuple[float, StreamKey]] = deque(maxlen=1024)
@@ -141,10 +126,7 @@ class Instance:
 
     def take_back(self, key: StreamKey, unit: int, num_tokens: int) -> None:
         """Remove a queued request, and its uncached tokens from the backlog."""
-        flight = next((f for f in self._flights.values() if key in f.keys), None)
-        if flight is not None:
-            flight.tokens[unit] = max(0, flight.tokens[unit] - num_tokens)
-        else:
+        if not self._flights.take_back(key, unit, num_tokens):
             load = self.loads[unit]
             queued = max(0, load.queued_prefill_tokens - num_tokens)
             self.loads[unit] = replace(load, queued_prefill_tokens=queued)
@@ -169,7 +151,7 @@ class Instance:
             if self.info.role is Role.PREFILL:
                 self._note_prompts(batch, cached)
         keys = frozenset(r.key for batch in dispatch.batches for r in batch.requests)
-        self._flights[dispatch.dispatch_id] = _Flight(now, keys, tokens, blocks)
+        self._flights.add(dispatch.dispatch_id, FlyingDispatch(now, keys, tokens, blocks))
         self.changed()
 
     def _note_prompts(self, batch: UnitBatch, cached: Mapping[StreamKey, int]) -> None:
@@ -181,21 +163,20 @@ class Instance:
 
     def accepted(self, dispatch_id: int, *, now: float) -> float | None:
         """Turn U_flight into R_queued; return the round trip (s), None if late or repeated."""
-        flight = self._flights.get(dispatch_id)
-        if flight is None or flight.accepted:
+        flight = self._flights.accept(dispatch_id)
+        if flight is None:
             return None
-        flight.accepted = True
         self.changed()
         return None if flight.lapsed else now - flight.sent_at
 
-    def has_taken(self, key: StreamKey) -> bool:
-        """Return whether no dispatch with this request awaits its acknowledgement."""
-        return not any(key in f.keys for f in self._flights.values() if not f.accepted)
+    @property
+    def not_taken(self) -> Collection[StreamKey]:
+        """The requests whose dispatch awaits its acknowledgement."""
+        return self._flights.not_taken
 
     def reset_in_flight(self) -> None:
         """Stop counting tokens that were dispatched but not reported (the watchdog's reset)."""
-        for flight in self._flights.values():
-            flight.lapsed = True
+        self._flights.lapse()
         self.changed()
 
     def report(self, loads: Iterable[UnitLoad], *, now: float) -> int:
@@ -210,7 +191,7 @@ class Instance:
                 continue
             computed += self._queued(load.unit) - load.queued_prefill_tokens
             self.loads[load.unit] = load
-        self._flights = {i: f for i, f in self._flights.items() if not f.accepted}
+        self._flights.land()
         self._inbound = {k: i for k, i in self._inbound.items() if not i.landed}
         self.reported_at = now
         self.changed()
@@ -249,8 +230,7 @@ class Instance:
     @property
     def unreported(self) -> set[StreamKey]:
         """The requests that a report may not include yet."""
-        flights = self._flights.values()
-        return {*self._inbound, *(key for f in flights if not f.accepted for key in f.keys)}
+        return {*self._inbound, *self.not_taken}
 
     def inbound_tokens(self, unit: int) -> int:
         """Return the tokens whose KV is moving to a unit."""
@@ -283,11 +263,8 @@ class Instance:
 
     def _queued(self, unit: int) -> int:
         """Return R_queued in tokens: the reported backlog and everything acknowledged since."""
-        queued = self.loads[unit].queued_prefill_tokens
-        for flight in self._flights.values():
-            if flight.accepted and not flight.lapsed:
-                queued += flight.tokens.get(unit, 0)
-        return queued
+        flying = self._flights.units[unit]
+        return self.loads[unit].queued_prefill_tokens + flying.accepted_tokens
 
     def _remaining(self) -> list[tuple[int, int]]:
         """Return C_avail in tokens and the free KV blocks of every unit; cached until a change.
@@ -307,10 +284,9 @@ class Instance:
                 x.num_free_blocks - blocks_for(n, size)
                 for x, n in zip(self.loads, queued, strict=True)
             ]
-            for flight in self._flights.values():
-                for unit, num_blocks in flight.blocks.items():
-                    blocks[unit] -= num_blocks
-                    tokens[unit] -= 0 if flight.lapsed else flight.tokens[unit]
+            for unit, flying in enumerate(self._flights.units):
+                blocks[unit] -= flying.blocks
+                tokens[unit] -= flying.tokens
             wanted: dict[int, int] = {}
             for inbound in self._inbound.values():
                 num_blocks = blocks_for(inbound.num_tokens, size)
@@ -339,9 +315,8 @@ class Instance:
 
     def in_flight(self, unit: int) -> int:
         """Return U_flight in tokens: dispatched, not yet acknowledged."""
-        return sum(
-            f.tokens.get(unit, 0) for f in self._flights.values() if not (f.accepted or f.lapsed)
-        )
+        flying = self._flights.units[unit]
+        return flying.tokens - flying.accepted_tokens
 
     def capacity(self, unit: int) -> int:
         """Return C_avail, tokens."""
@@ -428,7 +403,7 @@ class Instance:
         beside = [self.yielding(load.unit) for load in self.loads]
         queued = sum(load.queued_prefill_tokens for load in self.loads)
         num_running = sum(load.num_running for load in self.loads)
-        in_flight = sum(sum(flight.tokens.values()) for flight in self._flights.values())
+        in_flight = self._flights.num_tokens
         chunk = self.info.chunk_tokens
         units = [
             UnitDebt(

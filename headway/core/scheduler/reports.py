@@ -382,11 +382,12 @@ class WorkerReports:
         since = now - self._state.settings.graces.finish
         lost = [k for k in instance.finished_since(since) if k not in self._state.tracked]
         never_taken: list[StreamKey] = []
+        not_taken = instance.not_taken
         for key in instance.keys:
             entry = self._state.tracked[key]
             # A target may have it by now; two attempts must not run at once.
             self.end(entry, but=instance.info.worker_id)
-            (lost if instance.has_taken(key) else never_taken).append(key)
+            (never_taken if key in not_taken else lost).append(key)
         self._state.lose(lost, reason, died=True)
         self._state.lose(never_taken, reason)
 
