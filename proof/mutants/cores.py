@@ -490,6 +490,13 @@ CORES = (
         (_TOKENSCALE_SCALING_TESTS,),
     ),
     Mutation(
+        "a pool shrinks below its least",
+        "headway/policies/scaling/pool.py",
+        "return max(self._bounds.least, min(num, self._bounds.most))",
+        "return min(num, self._bounds.most)",
+        (_TOKENSCALE_SCALING_TESTS,),
+    ),
+    Mutation(
         "a pool shrinks at once",
         "headway/policies/scaling/pool.py",
         "elif may_shrink and now - self._quiet_since >= self._bounds.hold_down:",

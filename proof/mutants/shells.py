@@ -11,6 +11,8 @@ _MEMBERSHIP_TESTS = "tests/services/runtime/test_membership.py"
 _REQUIRE_ID_TESTS = "tests/services/runtime/identity/test_require_id.py"
 _SCHEDULER_SERVICE_TESTS = "tests/services/scheduler/test_scheduler_service.py"
 _STORE_TESTS = "tests/services/runtime/test_store.py"
+_SUPERVISOR_TESTS = "tests/services/runtime/test_supervisor.py"
+_WORKER_SCALER_TESTS = "tests/services/runtime/test_worker_scaler.py"
 _WORKER_SERVICE_TESTS = "tests/services/worker/test_worker_service.py"
 
 SHELLS = (
@@ -153,5 +155,110 @@ SHELLS = (
         "if matcher.is_accepting():",
         "if True:",
         (_ENGINE_GRAMMAR_TESTS,),
+    ),
+    Mutation(
+        "a process that dies starts again at once",
+        "services/local/supervised.py",
+        "await asyncio.sleep(pause)",
+        "await asyncio.sleep(0)",
+        (_SUPERVISOR_TESTS,),
+    ),
+    Mutation(
+        "pauses between lives do not grow",
+        "services/local/supervised.py",
+        "pause = min(2 * pause, _LONGEST_PAUSE)",
+        "pause = _SHORTEST_PAUSE",
+        (_SUPERVISOR_TESTS,),
+    ),
+    Mutation(
+        "a long life forgives nothing",
+        "services/local/supervised.py",
+        "if loop.time() - started_at >= _HEALTHY_AFTER:",
+        "if False:",
+        (_SUPERVISOR_TESTS,),
+    ),
+    Mutation(
+        "who has served is given up, too",
+        "services/local/supervised.py",
+        "if not self._has_served and is_hopeless:",
+        "if is_hopeless:",
+        (_SUPERVISOR_TESTS,),
+    ),
+    Mutation(
+        "a wrong configuration is tried again",
+        "services/local/supervised.py",
+        "is_hopeless = self.num_deaths == _TRIALS or status == _WRONG_CONFIGURATION",
+        "is_hopeless = self.num_deaths == _TRIALS",
+        (_SUPERVISOR_TESTS,),
+    ),
+    Mutation(
+        "a process is killed, not drained",
+        "services/local/supervised.py",
+        "process.send_signal(signal.SIGTERM)",
+        "process.send_signal(signal.SIGKILL)",
+        (_SUPERVISOR_TESTS,),
+    ),
+    Mutation(
+        "what does not stop is waited for",
+        "services/local/supervised.py",
+        "self.kill()",
+        "pass",
+        (_SUPERVISOR_TESTS,),
+    ),
+    Mutation(
+        "schedulers go before gateways",
+        "services/local/supervisor.py",
+        '_STOP_FIRST = ("gateway", "scheduler")',
+        '_STOP_FIRST = ("scheduler", "gateway")',
+        (_SUPERVISOR_TESTS,),
+    ),
+    Mutation(
+        "the oldest worker goes first",
+        "services/local/worker_scaler.py",
+        "order = sorted(enumerate(there), key=lambda each: (not each[1].is_given_up, -each[0]))",
+        "order = sorted(enumerate(there), key=lambda each: (not each[1].is_given_up, each[0]))",
+        (_WORKER_SCALER_TESTS,),
+    ),
+    Mutation(
+        "a worker that was given up stays",
+        "services/local/worker_scaler.py",
+        "order = sorted(enumerate(there), key=lambda each: (not each[1].is_given_up, -each[0]))",
+        "order = sorted(enumerate(there), key=lambda each: -each[0])",
+        (_WORKER_SCALER_TESTS,),
+    ),
+    Mutation(
+        "a worker that drains counts",
+        "services/local/worker_scaler.py",
+        "if process.spec.role == role and process not in self._draining",
+        "if process.spec.role == role",
+        (_WORKER_SCALER_TESTS,),
+    ),
+    Mutation(
+        "a spare is never taken",
+        "services/local/worker_scaler.py",
+        "warm = None if self._standby is None else self._standby.take(role, self._make_spec)",
+        "warm = None",
+        (_WORKER_SCALER_TESTS,),
+    ),
+    Mutation(
+        "a spare that cannot be told is left alone",
+        "services/local/standby_workers.py",
+        "process.restart()",
+        "pass",
+        (_WORKER_SCALER_TESTS,),
+    ),
+    Mutation(
+        "the next spare starts at once",
+        "services/local/standby_workers.py",
+        "is_quiet = asyncio.get_running_loop().time() >= self._refill_at",
+        "is_quiet = True",
+        (_WORKER_SCALER_TESTS,),
+    ),
+    Mutation(
+        "a changed role is forgotten with a life",
+        "services/local/role_change.py",
+        'flags = (*process.spec.flags, "--role", role)',
+        "flags = process.spec.flags",
+        (_WORKER_SCALER_TESTS,),
     ),
 )

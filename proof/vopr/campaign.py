@@ -17,6 +17,12 @@ STANDARD = range(200)
 
 STATES = (
     "a client leaves",
+    "a host has no room for a process",
+    "a process dies before it serves",
+    "a process dies while it drains",
+    "a process is given up",
+    "a process is restarted",
+    "a spare takes over",
     "a deposed leader's journal is refused",
     "a handoff fails",
     "a leader is elected",
@@ -50,7 +56,9 @@ STATES = (
     "KV is refused: FAILED_PRECONDITION",
     "KV is refused: RESOURCE_EXHAUSTED",
     "KV on its way is lost",
-    "the autoscaler scales",
+    "called: Activate",
+    "called: ChangeRole",
+    "called: Scale",
     "the predictor answers",
     "the store answers too late",
     "the store answers with old data",

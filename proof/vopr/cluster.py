@@ -1,38 +1,51 @@
-"""A cluster of live services on one virtual loop, and the operator who starts and ends them."""
+"""A cluster of live services on one virtual loop, its live supervisor, and their operator."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Coroutine
+from dataclasses import replace
 from functools import partial
+from random import Random
+from typing import Any, TypeVar
 
 from headway.cluster import Role
-from headway.errors import HeadwayError
+from headway.presets import find_preset
 from proof.vopr.clients import HistoryClient
+from proof.vopr.hosts import SUPERVISOR, VirtualHost, VirtualHosts
 from proof.vopr.loop import ProcessLife, VirtualLoop
 from proof.vopr.network import KEEPALIVE
 from proof.vopr.processes import (
+    DRAIN_TIMEOUT,
     MOST_WORKERS,
-    AutoscalerShell,
+    PROFILE,
+    SHELLS,
     GatewayShell,
-    PredictorShell,
     SchedulerShell,
     ShellProcess,
     WorkerShell,
-    address_of,
+    secret_file,
 )
 from proof.vopr.scenario import Asking, SeedScenario, names
 from proof.vopr.watch import Watch
 from proof.vopr.world import ShellWorld
-from services.autoscaler.actuators import Actuator
-from services.runtime import wire
-from services.runtime.channel import open_channel
+from services.local.launch import ProcessSpec
+from services.local.options import PolicyOptions
+from services.local.standby_workers import StandbyWorkers
+from services.local.supervised import SupervisedProcess
+from services.local.supervisor import Supervisor
+from services.local.worker_scaler import WorkerScaler
 from services.runtime.config import ServiceConfig
-from services.runtime.identity.roles import ServiceRole
 
-_DRAIN_PATIENCE = 12.0
-_ORDER_TIMEOUT = 2.0
+T = TypeVar("T")
+_SAID = {
+    "restarting": "a process is restarted",
+    "given up": "a process is given up",
+    "did not stop in time": "a drain takes too long",
+    "stood by": "a spare takes over",
+}
+"""States by the supervisor's words for them."""
 
 
 class ShellCluster:
@@ -40,49 +53,68 @@ class ShellCluster:
 
     def __init__(self, scenario: SeedScenario, loop: VirtualLoop) -> None:
         self.scenario = scenario
-        self.world = ShellWorld(scenario, loop)
+        self.world = world = ShellWorld(scenario, loop)
         self.watches: list[Watch] = []
         self.lives: list[ProcessLife] = []
         self.processes: dict[str, ShellProcess] = {}
         self.skews = dict(zip(names(scenario), scenario.skews, strict=False))
         self.preset = scenario.preset
-        self._operator = ProcessLife(loop, "operator")
-        self._operator.handler = partial(self.world.failed, self._operator)
+        world.wires.own[SUPERVISOR] = Random(f"{SUPERVISOR} {scenario.seed}")
+        self._life = ProcessLife(loop, SUPERVISOR)
+        self._life.handler = partial(world.failed, self._life)
+        self.hosts = VirtualHosts(scenario, world, self.start)
         self._num_lives: Counter[str] = Counter()
-        self._roles = {f"w{n}": Role(role) for n, role in enumerate(scenario.roles)}
-        self._next_worker = len(scenario.roles)
+        self.roles, self._autoscales = _scaled(scenario)
+        secret = secret_file()
+        self.config = config = ServiceConfig(
+            service_id=SUPERVISOR,
+            cluster="proof",
+            drain_timeout=DRAIN_TIMEOUT,
+            cluster_secret_file=secret,
+        )
+        specs = [self._spec(name) for name in names(scenario)]
+        self.supervisor = Supervisor(specs, config, secret.parent, self._hear, self.hosts)
+        standby = StandbyWorkers(self.supervisor, config, scenario.standby, _standby_spec)
+        self.scaler = WorkerScaler(self.supervisor, config, self.roles, worker_spec, standby)
 
     def begin(self) -> None:
         """Start everything, and plan the clients' requests."""
-        for name in names(self.scenario):
-            self.start(name)
+        self.order(self._supervise())
         for asking in self.scenario.requests:
             self.world.loop.at(asking.at, partial(self.submit, asking))
 
+    async def _supervise(self) -> None:
+        await self.supervisor.start()
+        await self.scaler.start()
+
+    def order(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Let the supervisor's process do something."""
+        return self.world.loop.start(self._life, work)
+
+    def _hear(self, line: str) -> None:
+        """Count what the supervisor says."""
+        for words, state in _SAID.items():
+            if words in line:
+                self.world.hit(state)
+
     # --- processes --------------------------------------------------------------------
 
-    def start(self, name: str, *, new_id: bool = False) -> None:
-        """Start the next life of a process."""
-        world, skew, preset = self.world, self.skews.get(name, 0.0), self.preset
-        world.happened(f"start {name}")
-        process: ShellProcess
-        if name.startswith("g"):
-            process = GatewayShell(world, name, skew, preset)
-        elif name.startswith("s"):
-            process = SchedulerShell(world, name, skew, preset)
-        elif name.startswith("p"):
-            process = PredictorShell(world, name, skew, preset)
-        elif name.startswith("a"):
-            process = AutoscalerShell(world, name, skew, preset, Operator(self))
-        else:
-            self._num_lives[name] += new_id
-            life = self._num_lives[name]
-            worker_id = f"{name}.{life}" if life else name
-            role = self._roles[name].value
-            process = WorkerShell(world, name, skew, preset, worker_id, role)
+    def _spec(self, name: str) -> ProcessSpec:
+        service = next(each for each in SHELLS if each[0] == name[0])
+        if service == "worker":
+            return worker_spec(self.scenario.roles[int(name[1:])], name)
+        flags = ("--actuator", "process" if self._autoscales else "none")
+        return ProcessSpec(service, name, flags if service == "autoscaler" else ())
+
+    def start(self, name: str, spec: ProcessSpec) -> ShellProcess:
+        """Start the next life of a host's process."""
+        self.world.happened(f"start {name}")
+        skew = self.skews.get(name, 0.0)
+        process = SHELLS[spec.service](self.world, name, spec, skew, self.preset)
         process.gone = partial(self._gone, process)
         self.lives.append(process.life)
         self.processes[name] = process
+        return process
 
     def end(self, name: str, *, silent: bool = False) -> ShellProcess | None:
         """CallEnd a process at once; what it had sent and nobody has read is lost."""
@@ -91,6 +123,7 @@ class ShellCluster:
             self.world.happened(f"end {name}")
             self._died(process)
             process.life.end()
+            process.ended(-9)
             self.world.ports.close(process.life)
             self.world.wires.gone(process.life, silent=silent)
         return process
@@ -99,11 +132,12 @@ class ShellCluster:
         if isinstance(process, WorkerShell):
             self.world.deaths.append(self.world.loop.time())
 
-    def _gone(self, process: ShellProcess) -> None:
-        """A process has ended by itself, as it was told to."""
+    def _gone(self, process: ShellProcess, status: int) -> None:
+        """A process has ended by itself, as it was told to, or by a signal."""
         if self.processes.get(process.name) is process:
-            if isinstance(process, WorkerShell):
+            if isinstance(process, WorkerShell) and not status:
                 self.world.hit("a worker has drained")
+            process.ended(status)
             self.end(process.name)
 
     def pause(self, name: str) -> None:
@@ -140,103 +174,106 @@ class ShellCluster:
 
     # --- the operator -----------------------------------------------------------------
 
-    def start_worker(self, role: Role) -> None:
-        """Start one more worker, unless there are enough."""
-        if len(self._roles) < MOST_WORKERS:
-            name = f"w{self._next_worker}"
-            self._next_worker += 1
-            self._roles[name] = role
-            self.start(name)
+    def supervised(self, name: str) -> SupervisedProcess | None:
+        """Return the process that a host is to run; None without one, or if it is told to go."""
+        for process in self.supervisor.processes:
+            if self.hosts.name_of(process.spec.service_id) == name:
+                return None if process in self.scaler.draining else process
+        return None
 
-    def ordered(self) -> Counter[str]:
-        """Return the ordered workers by role."""
-        found = Counter(dict.fromkeys(sorted(role.value for role in self._roles.values()), 0))
-        for name, role in self._roles.items():
-            process = self.processes.get(name)
-            found[role.value] += not (process is not None and process.is_draining)
+    def awaited(self) -> list[str]:
+        """Return the processes that are to serve and do not.
+
+        Who is given up has failed as often as it takes.
+        """
+        found = []
+        for process in self.supervisor.processes:
+            name = process.spec.service_id
+            is_excused = process.is_given_up and self.hosts.failed_starts[name] > 1
+            if process not in self.scaler.draining and not is_excused:
+                found += [name] * (process.is_awaited or process.is_given_up)
         return found
 
-    def of_role(self, role: str) -> list[str]:
-        """Return the names of workers that serve in a role, the youngest last."""
-        return [w.name for w in self.workers if w.role == role and not w.is_draining]
+    def _pools(self) -> Counter[str]:
+        """Return the workers that are to serve, by role."""
+        processes = [p for p in self.supervisor.processes if p not in self.scaler.draining]
+        return Counter(p.spec.role for p in processes if p.spec.role)
+
+    def start_worker(self, role: Role, host: VirtualHost | None = None) -> None:
+        """Order one more worker, unless there are enough; ``host``: what its own is like."""
+        if role.value in self.roles and self._pools().total() < MOST_WORKERS:
+            self.hosts.of_next_worker = host or VirtualHost()
+            self.order(self._scale(role.value, 1))
+
+    async def _scale(self, role: str, more: int) -> None:
+        self.scaler.scale(role, self._pools()[role] + more)
 
     def set_role(self, name: str, role: Role) -> None:
-        """Order a worker to serve in another role."""
-        worker = self.processes.get(name)
-        if isinstance(worker, WorkerShell) and self._keeps_serving(name, role):
-            self.world.loop.start(self._operator, self._order(worker, role))
+        """Order a worker of this one's role to serve in another role."""
+        process = self.supervised(name)
+        if process is None or not {process.spec.role, role.value} <= set(self.roles):
+            return
+        if self._keeps_serving(process.spec.role, role):
+            self.order(self._change(process.spec.role, role.value))
 
-    async def _order(self, worker: WorkerShell, role: Role) -> None:
-        secret = worker.secret_file
-        config = ServiceConfig(service_id="op", cluster="proof", cluster_secret_file=secret)
-        async with open_channel(address_of(worker.name), config, ServiceRole.WORKER) as channel:
-            try:
-                await wire.set_role(channel, role, within=_ORDER_TIMEOUT)
-            except HeadwayError:
-                self.world.hit("a worker does not take its role")
-            else:
-                if worker.name in self._roles:
-                    self._roles[worker.name] = role
+    async def _change(self, source: str, target: str) -> None:
+        if not await self.scaler.change_role(source, target, 1):
+            self.world.hit("a worker does not take its role")
 
     def drain(self, name: str) -> None:
-        """Order a worker to go; it is killed if it takes too long."""
-        worker = self.processes.get(name)
-        if not isinstance(worker, WorkerShell) or worker.is_draining:
+        """Order one worker of this one's role to go."""
+        process = self.supervised(name)
+        if process is None or process.spec.role not in self.roles:
             return
-        if not self._keeps_serving(name, None):
-            return
-        del self._roles[name]
-        worker.drain()
+        if self._keeps_serving(process.spec.role, None):
+            self.order(self._scale(process.spec.role, -1))
 
-        def give_up() -> None:
-            if self.processes.get(name) is worker:
-                self.world.hit("a drain takes too long")
-                self.end(name)
+    def _keeps_serving(self, source: str, target: Role | None) -> bool:
+        """Return whether both stages are served if a worker of a role changes, or goes."""
+        rest = self._pools() - Counter([source]) + Counter([target.value] if target else [])
+        roles = [Role(role) for role in rest]
+        return any(r.prefills for r in roles) and any(r.decodes for r in roles)
 
-        self.world.loop.later(_DRAIN_PATIENCE, give_up)
+    def replace_worker(self, name: str) -> None:
+        """Order another worker under a new id in place of one that has ended."""
+        process = self.supervised(name)
+        if process is not None:
+            self._num_lives[name] += 1
+            new_id = f"{name}.{self._num_lives[name]}"
+            self.hosts.names[new_id] = name
+            self.order(self._replace(process, replace(process.spec, service_id=new_id)))
 
-    def _keeps_serving(self, name: str, role: Role | None) -> bool:
-        """Return whether the rest can serve both stages if this worker changes, or goes."""
-        roles = {**self._roles, name: role}
-        rest = [r for r in roles.values() if r is not None]
-        return any(r.prefills for r in rest) and any(r.decodes for r in rest)
-
-    def is_wanted(self, name: str) -> bool:
-        """Return whether a process is to run."""
-        return name[0] != "w" or name in self._roles
+    async def _replace(self, process: SupervisedProcess, spec: ProcessSpec) -> None:
+        process.kill()
+        await self.supervisor.remove(process)
+        self.supervisor.add(spec)
 
     def submit(self, asking: Asking) -> None:
         """A client asks."""
         HistoryClient(self.world, asking, f"g{asking.gateway % self.scenario.num_gateways}")
 
 
-class Operator(Actuator):
-    """The actuator of an autoscaler whose orders the cluster's operator carries out."""
+def worker_spec(role: str, service_id: str) -> ProcessSpec:
+    """Return the worker of a role."""
+    return ProcessSpec("worker", service_id, ("--role", role), role=role)
 
-    name = "process"
 
-    def __init__(self, cluster: ShellCluster) -> None:
-        self._cluster = cluster
+def _standby_spec(service_id: str) -> ProcessSpec:
+    spec = worker_spec("unified", service_id)
+    return replace(spec, flags=(*spec.flags, "--standby"))
 
-    async def ordered(self) -> Mapping[str, int]:
-        """Return the ordered workers by role."""
-        return self._cluster.ordered()
 
-    async def scale(self, role: str, num_instances: int) -> None:
-        """Start or drain workers of a role until so many are left."""
-        self._cluster.world.hit("the autoscaler scales")
-        for name in self._cluster.of_role(role)[max(num_instances, 1) :]:
-            self._cluster.drain(name)
-        for _ in range(num_instances - self._cluster.ordered()[role]):
-            self._cluster.start_worker(Role(role))
+def _scaled(scenario: SeedScenario) -> tuple[tuple[str, ...], bool]:
+    """Return the roles that are scaled, and whether the autoscaler does it, else the operator.
 
-    async def change_role(self, source: str, target: str, num_instances: int) -> int:
-        """Give workers of a role another one, the youngest first."""
-        changed = self._cluster.of_role(source)[::-1][:num_instances]
-        for name in changed:
-            self._cluster.world.hit("the autoscaler changes a role")
-            self._cluster.set_role(name, Role(target))
-        return len(changed)
+    As `headway up` has it: a policy that does not scale some of the workers scales none.
+    """
+    policies = PolicyOptions(preset=scenario.preset, profile=PROFILE)
+    scaled = policies.scaled_roles()
+    scales = policies.scaling_policy() == find_preset(scenario.preset).scaling
+    if scales and set(scenario.roles) <= set(scaled):
+        return scaled, True
+    return tuple(role.value for role in Role), False
 
 
 async def end_all(cluster: ShellCluster) -> None:

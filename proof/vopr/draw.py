@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from headway.presets import PRESETS
 from proof.vopr.scenario import (
+    SUPERVISED,
     Asking,
     FaultKind,
     PlannedFault,
@@ -34,6 +36,7 @@ _ON_WORKERS = (
     FaultKind.FAIL_PASS,
     FaultKind.DRAIN,
     FaultKind.ROLE,
+    FaultKind.DRAIN_KILLED,
 )
 _ON_LINKS = (
     FaultKind.DELAY,
@@ -54,7 +57,11 @@ _LASTING = {
     FaultKind.STORE_AWAY: (0.1, 5.0),
     FaultKind.STORE_SLOW: (0.5, 4.0),
     FaultKind.STORE_STALE: (0.2, 4.0),
+    FaultKind.START_FAILS: (3.0, 6.0),
+    FaultKind.START_SLOW: (0.5, 4.0),
+    FaultKind.DRAIN_KILLED: (0.1, 1.0),
 }
+_EVERY = tuple(kind for kind in FaultKind if kind not in SUPERVISED)
 _THEMES: tuple[tuple[FaultKind, ...], ...] = (
     (),  # every kind
     (),
@@ -106,15 +113,9 @@ def draw(seed: int, preset: str = "") -> SeedScenario:
     processes = names(scenario)
     skews = tuple(round(rng.uniform(-MOST_SKEW, MOST_SKEW), 3) for _ in processes)
     faults = _faults(rng, scenario)
-    return SeedScenario(
-        **{
-            name: getattr(scenario, name)
-            for name in SeedScenario.__dataclass_fields__
-            if name not in ("skews", "faults")
-        },
-        skews=skews,
-        faults=faults,
-    )
+    more, standby = _supervised(Random(f"supervisor {seed}"), scenario)
+    faults = tuple(sorted([*faults, *more], key=lambda each: each.at))
+    return replace(scenario, skews=skews, faults=faults, standby=standby)
 
 
 def _shape(rng: Random) -> WorkerShape:
@@ -159,9 +160,18 @@ def _faults(rng: Random, scenario: SeedScenario) -> tuple[PlannedFault, ...]:
     if rng.random() < 0.2:
         return _takeovers(rng, scenario)
     theme = rng.choice(_THEMES)
-    kinds = [kind for kind in theme or FaultKind for _ in range(_WEIGHTS.get(kind, 1))]
+    kinds = [kind for kind in theme or _EVERY for _ in range(_WEIGHTS.get(kind, 1))]
     drawn = [_fault(rng, rng.choice(kinds), scenario) for _ in range(rng.randint(0, 9))]
     return tuple(sorted(drawn, key=lambda each: each.at))
+
+
+def _supervised(rng: Random, scenario: SeedScenario) -> tuple[list[PlannedFault], int]:
+    """Return faults of the supervisor, and its warm workers, by dice of their own."""
+    if rng.random() < 0.5:
+        return [], 0
+    kinds = (*SUPERVISED, *SUPERVISED, FaultKind.START, FaultKind.DRAIN, FaultKind.ROLE)
+    drawn = [_fault(rng, rng.choice(kinds), scenario) for _ in range(rng.randint(1, 4))]
+    return drawn, rng.choice((0, 1))
 
 
 def _takeovers(rng: Random, scenario: SeedScenario) -> tuple[PlannedFault, ...]:
@@ -205,8 +215,11 @@ def _fault(rng: Random, kind: FaultKind, scenario: SeedScenario) -> PlannedFault
     elif kind in _ON_WORKERS:
         on = rng.choice(workers)
         amount = float(rng.randint(1, 3))
-    elif kind is FaultKind.START:
+    elif kind in (FaultKind.START, FaultKind.START_SLOW):
         amount = float(rng.randrange(4))
+    elif kind is FaultKind.START_FAILS:
+        on = rng.choice([*processes, *[""] * len(processes)])
+        amount = float(rng.randint(1, 3))
     elif kind is FaultKind.PRESET:
         on, amount = "s0", float(rng.randrange(len(PRESETS)))
     elif kind is FaultKind.STORE_SLOW:

@@ -8,6 +8,7 @@ from functools import partial
 from headway.cluster import Role
 from headway.presets import PRESETS
 from proof.vopr.cluster import ShellCluster
+from proof.vopr.hosts import NO_ROOM, VirtualHost
 from proof.vopr.scenario import FaultKind, PlannedFault
 
 Undo = Callable[[], None]
@@ -79,15 +80,13 @@ def _unanswered(cluster: ShellCluster, fault: PlannedFault) -> Undo:
 
 
 def _crash(cluster: ShellCluster, fault: PlannedFault) -> Undo | None:
-    new_id = fault.kind is FaultKind.REPLACE
     if cluster.end(fault.on, silent=fault.amount in (0.25, 3.0)) is None:
         return None
-
-    def undo() -> None:
-        if fault.on not in cluster.processes and cluster.is_wanted(fault.on):
-            cluster.start(fault.on, new_id=new_id)
-
-    return undo
+    host = cluster.hosts.by_name[fault.on]
+    host.hold()
+    if fault.kind is FaultKind.REPLACE:
+        cluster.replace_worker(fault.on)
+    return host.release
 
 
 def _pause(cluster: ShellCluster, fault: PlannedFault) -> Undo | None:
@@ -202,6 +201,34 @@ def _preset(cluster: ShellCluster, fault: PlannedFault) -> Undo | None:
     return _crash(cluster, fault)
 
 
+def _start_fails(cluster: ShellCluster, fault: PlannedFault) -> None:
+    failures = (1, NO_ROOM, 1)[: int(fault.amount)]
+    if not fault.on:
+        cluster.start_worker(Role(cluster.scenario.roles[0]), VirtualHost(failures))
+        return
+    process = cluster.supervised(fault.on)
+    if process is not None and process.address:  # who has never served would be given up
+        cluster.hosts.by_name[fault.on].failures.extend(failures)
+        cluster.end(fault.on)
+
+
+def _start_slow(cluster: ShellCluster, fault: PlannedFault) -> None:
+    role = _ROLES[int(fault.amount) % len(_ROLES)]
+    cluster.start_worker(role, VirtualHost(seconds=fault.lasts))
+
+
+def _drain_killed(cluster: ShellCluster, fault: PlannedFault) -> Undo:
+    cluster.drain(fault.on)
+
+    def kill() -> None:
+        for worker in cluster.workers:
+            if worker.is_draining:
+                cluster.world.hit("a process dies while it drains")
+                cluster.end(worker.name)
+
+    return kill
+
+
 _ACTS: dict[FaultKind, Callable[[ShellCluster, PlannedFault], Undo | None]] = {
     FaultKind.DELAY: _delay,
     FaultKind.CUT: _cut,
@@ -225,4 +252,7 @@ _ACTS: dict[FaultKind, Callable[[ShellCluster, PlannedFault], Undo | None]] = {
     FaultKind.START: _start,
     FaultKind.ROLE: _role,
     FaultKind.PRESET: _preset,
+    FaultKind.START_FAILS: _start_fails,
+    FaultKind.START_SLOW: _start_slow,
+    FaultKind.DRAIN_KILLED: _drain_killed,
 }

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import traceback
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -24,6 +25,7 @@ CALM = 12.0
 REST = 9.0
 """Seconds after the last request in which every core forgets all requests."""
 STEP = 0.5
+Live = Callable[[ShellCluster], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -44,8 +46,11 @@ class History:
         return {each.split(": ")[1] for each in self.violations}
 
 
-def run(scenario: SeedScenario, log: list[str] | None = None) -> History:
-    """Run a scenario; the same one gives the same history. ``log`` takes all that happens."""
+def run(scenario: SeedScenario, log: list[str] | None = None, live: Live | None = None) -> History:
+    """Run a scenario; the same one gives the same history. ``log`` takes all that happens.
+
+    ``live``: what to do with the cluster instead of what the scenario plans.
+    """
     loop = VirtualLoop()
     # What frees an unreachable generator runs its last lines: not at a moment of the collector's.
     was_enabled = gc.isenabled()
@@ -53,7 +58,7 @@ def run(scenario: SeedScenario, log: list[str] | None = None) -> History:
     gc.freeze()  # the collection at the end looks at this history's objects alone
     try:
         asyncio.set_event_loop(loop)
-        return loop.run_until_complete(_history(scenario, loop, log))
+        return loop.run_until_complete(_history(scenario, loop, log, live or _live))
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
@@ -64,13 +69,15 @@ def run(scenario: SeedScenario, log: list[str] | None = None) -> History:
             gc.enable()
 
 
-async def _history(scenario: SeedScenario, loop: VirtualLoop, log: list[str] | None) -> History:
+async def _history(
+    scenario: SeedScenario, loop: VirtualLoop, log: list[str] | None, live: Live
+) -> History:
     cluster = ShellCluster(scenario, loop)
     world = cluster.world
     world.log = log
     with world.ports.instead_of_grpc(), watched(world, cluster.watches):
         try:
-            await _live(cluster)
+            await live(cluster)
         except BrokenPromise:
             pass
         except (AssertionError, TimeStandsStill) as error:
@@ -97,14 +104,13 @@ async def _live(cluster: ShellCluster) -> None:
     plan(cluster)
     await _until(world, scenario.heals_at)
     await _until_idle(world, scenario.heals_at + CALM, "work goes on once the faults are over")
-    for name in sorted(cluster.skews):
-        if name not in cluster.processes and cluster.is_wanted(name):
-            cluster.start(name)
+    await _until_settled(cluster)
     rng = Random(scenario.seed)
     for number in range(len(cluster.workers) + 1):
         cluster.submit(Asking(f"probe{number}", loop.time(), number, rng.randint(1, 12), 0, 3))
     await _until_idle(world, loop.time() + CALM, "the cluster serves once the faults are over")
     await _until(world, loop.time() + REST)
+    await _until_settled(cluster)
     _check_rest(cluster)
     world.checker.finish(loop.time())
     if world.checker.violations or world.broken:
@@ -128,6 +134,14 @@ async def _until_idle(world: ShellWorld, until: float, rule: str) -> None:
     world.require(not still, rule, f"{', '.join(still)} did not end by {until:.1f}")
 
 
+async def _until_settled(cluster: ShellCluster) -> None:
+    """Let time pass until everything serves that is to; require that this comes in time."""
+    world, until = cluster.world, cluster.world.loop.time() + CALM
+    while (still := cluster.awaited()) and world.loop.time() < until:
+        await _until(world, world.loop.time() + STEP)
+    world.require(not still, "the supervisor brings everything back", ", ".join(still))
+
+
 def _check_rest(cluster: ShellCluster) -> None:
     """Require that no core remembers a request, and that every block is free."""
     world = cluster.world
@@ -142,11 +156,14 @@ def _check_rest(cluster: ShellCluster) -> None:
         path = next(remembered_requests(core), None)
         world.require(path is None, rule, f"{name}{path}")
     for worker in cluster.workers:
-        if worker.is_draining:  # the autoscaler may shrink a pool at any moment
-            continue
+        process = cluster.supervised(worker.name)
+        if process is None or process.spec.membership or process.is_awaited:
+            continue  # the autoscaler may change a pool at any moment
         world.require(worker.core is not None, "every worker serves", worker.name)
         if worker.core is None:
             continue
+        detail = f"{worker.name} serves as {worker.role}, ordered was {process.spec.role}"
+        world.require(worker.role == process.spec.role, "the supervisor knows the roles", detail)
         world.require(not worker.core.num_held, rule, f"{worker.name} holds requests")
         for unit in worker.core.units:
             num_free = unit.pool.num_free

@@ -53,6 +53,12 @@ class MemoryNetwork:
     connections: dict[MemoryConnection, None] = field(default_factory=dict)
     takes: dict[str, float] = field(default_factory=dict)
     """Seconds that a caller's messages take for their size, by method."""
+    own: dict[str, Random] = field(default_factory=dict)
+    """Dice of single processes, by name: what the others draw does not depend on them."""
+
+    def dice(self, *names: str) -> Random:
+        """Return the dice of what happens between processes."""
+        return next((self.own[name] for name in names if name in self.own), self.rng)
 
     def link(self, source: str, target: str) -> DirectionFaults:
         """Return the faults of one direction, to change them."""
@@ -65,11 +71,12 @@ class MemoryNetwork:
 
     def delay(self, source: str, target: str) -> float:
         """Return the seconds that a message takes."""
-        delay = _BASE_DELAY + self.rng.random() * _JITTER
+        rng = self.dice(source, target)
+        delay = _BASE_DELAY + rng.random() * _JITTER
         link = self.links.get((source, target))
         if link is not None and (link.extra_delay or link.jitter):
             self.hit("a message is delayed")
-            delay += link.extra_delay + self.rng.random() * link.jitter
+            delay += link.extra_delay + rng.random() * link.jitter
         return delay
 
     def block(self, source: str, target: str) -> None:
@@ -106,7 +113,7 @@ class MemoryNetwork:
     def gone(self, life: ProcessLife, *, silent: bool = False) -> None:
         """Break the connections of a process that has ended; a ``silent`` end needs keepalive."""
         for connection in self.of(life):
-            connection.lose_side(life, KEEPALIVE * silent + self.rng.random() * 0.005)
+            connection.lose_side(life, KEEPALIVE * silent + connection.rng.random() * 0.005)
 
     def hangs(self, life: ProcessLife) -> None:
         """Give up the connections of a process that has stood still for longer than keepalive."""
@@ -122,6 +129,7 @@ class MemoryConnection:
         self.wires = wires
         self.caller = caller
         self.callee = callee
+        self.rng = wires.dice(caller.name, callee.name)
         self.is_open = True
         self._sides: dict[tuple[Party, ProcessLife], None] = {}
         self._pipes: dict[Pipe, None] = {}
@@ -153,7 +161,7 @@ class MemoryConnection:
 
     def fail(self, reason: str, *, half_open: bool = False) -> None:
         """Break it: both sides learn it, each in its own time."""
-        rng = self.wires.rng
+        rng = self.rng
         late = self.caller if rng.random() < 0.5 else self.callee
         for life in (self.caller, self.callee):
             delay = rng.random() * 0.02
@@ -206,11 +214,11 @@ class Pipe:
         self, connection: MemoryConnection, source: ProcessLife, target: ProcessLife, takes: float
     ) -> None:
         self._connection = connection
-        self._wires = wires = connection.wires
+        self._wires = connection.wires
         self._takes = takes
         self._source = source
         self._target = target
-        self._window = wires.rng.choice(_WINDOWS)
+        self._window = connection.rng.choice(_WINDOWS)
         self._num_unread = 0
         self._on_way: deque[bytes | CallEnd] = deque()
         self._arrived: deque[bytes] = deque()
@@ -241,7 +249,7 @@ class Pipe:
     def _post(self, message: bytes | CallEnd) -> None:
         wires, link = self._wires, self._wires.link(self._source.name, self._target.name)
         is_answer = self._source is self._connection.callee and isinstance(message, CallEnd)
-        if is_answer and self._is_connected and wires.rng.random() < link.unanswered:
+        if is_answer and self._is_connected and self._connection.rng.random() < link.unanswered:
             wires.hit("an answer is lost")
             self._connection.fail("connection reset")
         if not self._is_connected:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,23 +18,24 @@ from proof.vopr.engine import MemoryEngine
 from proof.vopr.loop import ProcessLife
 from proof.vopr.scenario import BLOCK_SIZE, MODEL, SeedScenario
 from proof.vopr.world import ShellWorld, VirtualMachine
-from services.autoscaler.actuators import Actuator
-from services.autoscaler.actuators.none import NoActuator
 from services.autoscaler.config import AutoscalerConfig
-from services.autoscaler.service import AutoscalerService
+from services.autoscaler.service import build as build_autoscaler
 from services.gateway.config import GatewayConfig
 from services.gateway.model_loading import load_models
 from services.gateway.served_model import ServedModels
 from services.gateway.service import GatewayService
 from services.gateway.service import build as build_gateway
+from services.local.launch import ProcessSpec
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
+from services.predictor.service import build as build_predictor
 from services.runtime.essential import Ending
 from services.runtime.log_lines import LogLines
-from services.runtime.service import Runtime, Service, start
+from services.runtime.service import Runtime, Service, done_before, start
 from services.runtime.service import drain as drain_service
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import SchedulerService
+from services.scheduler.service import build as build_scheduler
 from services.worker.config import WorkerConfig
 from services.worker.servicer import WorkerServicer
 from services.worker.servicer import build as build_worker
@@ -41,7 +45,8 @@ _PORTS = {"g": 50_100, "k": 50_200, "s": 50_300, "w": 50_400, "p": 50_500, "a": 
 MOST_WORKERS = 6
 _LEADER_TTL = 2.0
 _TRANSFER_TIMEOUT = 4.0
-_PROFILE = "llama-8b-a100"
+DRAIN_TIMEOUT = 10.0
+PROFILE = "llama-8b-a100"
 
 
 def address_of(name: str) -> str:
@@ -49,18 +54,42 @@ def address_of(name: str) -> str:
     return f"127.0.0.1:{_PORTS[name[0]] + int(name[1:])}"
 
 
-class ShellProcess:
-    """One life of a process, from its start to its end."""
+class VirtualProcess:
+    """A process of a history, as its supervisor has it."""
 
-    def __init__(self, world: ShellWorld, name: str, config: Any, build: Any) -> None:
+    def __init__(self, world: ShellWorld, name: str) -> None:
         self.world = world
         self.name = name
+        self.pid = next(world.pids)
+        self.returncode: int | None = None
+        self._ended: asyncio.Future[int] = world.loop.create_future()
+
+    async def wait(self) -> int:
+        """Return its exit status."""
+        return await asyncio.shield(self._ended)
+
+    def send_signal(self, number: int) -> None:
+        """End at once."""
+        self.ended(-number)
+
+    def ended(self, status: int) -> None:
+        """Let the supervisor hear of its end; a repeat does nothing."""
+        if self.returncode is None:
+            self.returncode = status
+            self._ended.set_result(status)
+
+
+class ShellProcess(VirtualProcess):
+    """One life of a live service, from its start to its end."""
+
+    def __init__(self, world: ShellWorld, name: str, config: Any, build: Any) -> None:
+        super().__init__(world, name)
         self.life = ProcessLife(world.loop, name)
-        self.machine = VirtualMachine(world, name)
+        self.machine = VirtualMachine(world, name, self.pid)
         self.service: Service | None = None
         self.is_draining = False
-        self.secret_file = _secret_file()
-        self.gone: Callable[[], None] = lambda: None
+        self.gone: Callable[[int], None] = self.ended
+        """Takes its exit status once it has ended."""
         self._ending: Ending | None = None
         self.life.handler = partial(world.failed, self.life)
         world.loop.start(self.life, self._live(config, build))
@@ -68,24 +97,34 @@ class ShellProcess:
     async def _live(self, config: Any, build: Any) -> None:
         self._ending = ending = Ending()
         async with AsyncExitStack() as undo:
-            started = await start(config, build, undo, LogLines(None), self.machine)
+            begun = start(config, build, undo, LogLines(None), self.machine)
+            starting = asyncio.create_task(begun)
+            if not await done_before(starting, ending.begins):
+                self.gone(0)
+                return
+            started = starting.result()
             self.service = started[1]
             await drain_service(*started, ending)
-        self.world.loop.later(0.0, self.gone)
+        self.world.loop.later(0.0, partial(self.gone, 0))
 
-    def drain(self) -> None:
-        """CallEnd as after SIGTERM: running work first."""
+    def send_signal(self, number: int) -> None:
+        """Take SIGTERM as the live process does, running work first; end at once for any other."""
+        if number != signal.SIGTERM:
+            self.gone(-number)
+            return
         self.is_draining = True
         if self._ending is not None:
             self._ending.begins.set()
         else:
-            self.gone()
+            self.gone(0)
 
 
 class GatewayShell(ShellProcess):
     """A gateway."""
 
-    def __init__(self, world: ShellWorld, name: str, skew: float, preset: str) -> None:
+    def __init__(
+        self, world: ShellWorld, name: str, spec: ProcessSpec, skew: float, preset: str
+    ) -> None:
         config = gateway_config(world.scenario, name, skew, preset)
         super().__init__(world, name, config, build_gateway)
 
@@ -98,9 +137,11 @@ class GatewayShell(ShellProcess):
 class SchedulerShell(ShellProcess):
     """A scheduler."""
 
-    def __init__(self, world: ShellWorld, name: str, skew: float, preset: str) -> None:
+    def __init__(
+        self, world: ShellWorld, name: str, spec: ProcessSpec, skew: float, preset: str
+    ) -> None:
         config = SchedulerConfig(**_common(name, name, skew, preset), leader_ttl=_LEADER_TTL)
-        super().__init__(world, name, config, _build_scheduler)
+        super().__init__(world, name, config, build_scheduler)
 
     @property
     def core(self) -> Any:
@@ -113,13 +154,14 @@ class WorkerShell(ShellProcess):
     """A worker."""
 
     def __init__(
-        self, world: ShellWorld, name: str, skew: float, preset: str, worker_id: str, role: str
+        self, world: ShellWorld, name: str, spec: ProcessSpec, skew: float, preset: str
     ) -> None:
         shape = world.scenario.shape
         config = WorkerConfig(
-            **_common(name, worker_id, skew, preset),
+            **_common(name, spec.service_id, skew, preset),
             model_name=MODEL,
-            role=role,
+            role=_flag(spec, "--role"),
+            standby="--standby" in spec.flags,
             dp=shape.num_units,
             chunk_tokens=shape.chunk_tokens,
             block_size=BLOCK_SIZE,
@@ -151,16 +193,17 @@ class WorkerShell(ShellProcess):
 class PredictorShell(ShellProcess):
     """A predictor; it scores without a network."""
 
-    def __init__(self, world: ShellWorld, name: str, skew: float, preset: str) -> None:
+    def __init__(
+        self, world: ShellWorld, name: str, spec: ProcessSpec, skew: float, preset: str
+    ) -> None:
         common = _common(name, name, skew, preset)
         fields = PredictorConfig.model_fields
         config = PredictorConfig(**{key: common[key] for key in common if key in fields})
         super().__init__(world, name, config, self._build)
 
     async def _build(self, runtime: Runtime[PredictorConfig]) -> PredictorService:
-        service = PredictorService(runtime)
+        service = await build_predictor(runtime)
         service._models._scorers[MODEL] = _MemoryScorer(self.world)  # type: ignore[assignment]
-        runtime.server.add(service)
         return service
 
 
@@ -185,34 +228,38 @@ class _Scores(NamedTuple):
 
 
 class AutoscalerShell(ShellProcess):
-    """An autoscaler; ``operator`` is its actuator where its policy scales at all."""
+    """An autoscaler."""
 
     def __init__(
-        self, world: ShellWorld, name: str, skew: float, preset: str, operator: Actuator
+        self, world: ShellWorld, name: str, spec: ProcessSpec, skew: float, preset: str
     ) -> None:
         limits: dict[str, Any] = dict.fromkeys(
             ("max_prefill", "max_decode", "max_unified"), MOST_WORKERS // 2
         )
         config = AutoscalerConfig(
-            **_common(name, name, skew, preset), model_name=MODEL, budget=MOST_WORKERS, **limits
+            # what it scales is decided as the cluster starts
+            **_common(name, name, skew, world.scenario.preset),
+            model_name=MODEL,
+            budget=MOST_WORKERS,
+            actuator=_flag(spec, "--actuator"),
+            **limits,
         )
-        scales = type(config.scaling_policy().make()).scales
-        actuator = operator if scales else NoActuator()
-        super().__init__(world, name, config, partial(_build_autoscaler, actuator=actuator))
+        super().__init__(world, name, config, build_autoscaler)
 
 
-async def _build_autoscaler(
-    runtime: Runtime[AutoscalerConfig], actuator: Actuator
-) -> AutoscalerService:
-    service = AutoscalerService(runtime, actuator)
-    runtime.server.add(service)
-    return service
+SHELLS: Mapping[str, Callable[[ShellWorld, str, ProcessSpec, float, str], ShellProcess]] = {
+    "gateway": GatewayShell,
+    "scheduler": SchedulerShell,
+    "worker": WorkerShell,
+    "predictor": PredictorShell,
+    "autoscaler": AutoscalerShell,
+}
+"""One life of each service: of a host by its name, with its clock's error and a preset."""
 
 
-async def _build_scheduler(runtime: Runtime[SchedulerConfig]) -> SchedulerService:
-    service = SchedulerService(runtime, runtime.metrics)
-    runtime.server.add(service.links)
-    return service
+def _flag(spec: ProcessSpec, name: str) -> str:
+    """Return the value that a process's flags give last."""
+    return [value for flag, value in pairwise(spec.flags) if flag == name][-1]
 
 
 def gateway_config(scenario: SeedScenario, name: str, skew: float, preset: str) -> GatewayConfig:
@@ -242,15 +289,15 @@ def _common(name: str, service_id: str, skew: float, preset: str) -> dict[str, A
         "cluster": "proof",
         "listen": address_of(name),
         "preset": preset,
-        "profile": _PROFILE,
+        "profile": PROFILE,
         "clock_error": skew,
-        "drain_timeout": 10.0,
+        "drain_timeout": DRAIN_TIMEOUT,
         "hang_timeout": 0.0,
-        "cluster_secret_file": _secret_file(),
+        "cluster_secret_file": secret_file(),
     }
 
 
 @cache
-def _secret_file() -> Path:
+def secret_file() -> Path:
     """Return the file with the secret of all clusters."""
     return Path(tempfile.mkdtemp(prefix="headway-proof-")) / "secret"

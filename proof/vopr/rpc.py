@@ -175,11 +175,10 @@ class ServedCall:
 
     def _cut(self) -> None:
         # Which of the two a handler learns first is not said: its end, or that of its requests.
-        wires = self._connection.wires
-        if wires.rng.random() < 0.5:
+        if self._connection.rng.random() < 0.5:
             self._task.cancel()
         else:
-            wires.loop.later(0.0, self._task.cancel)
+            self._connection.wires.loop.later(0.0, self._task.cancel)
 
     async def _serve(self) -> None:
         status, is_cut = _OK, False
@@ -439,6 +438,7 @@ class DialledCall:
         def arrive() -> None:
             if connection.is_open and server.life.is_alive:
                 wires.happened(method)
+                wires.hit(f"called: {method.rpartition('/')[2]}")
                 ServedCall(server, connection, method, metadata, up, down)
 
         wires.loop.later(delay, arrive)
@@ -459,7 +459,8 @@ class DialledCall:
     def broke(self, reason: str) -> None:
         """Fail; what has arrived may be lost."""
         status = Status(grpc.StatusCode.UNAVAILABLE, reason)
-        is_cut = self._channel.wires.rng.random() < 0.5
+        assert self._connection is not None
+        is_cut = self._connection.rng.random() < 0.5
         if self._down is not None:
             self._down.finish(CallEnd(status, is_cut=is_cut))
         if is_cut:

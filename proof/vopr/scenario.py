@@ -55,6 +55,13 @@ class FaultKind(Enum):
     START = "the operator starts a worker"
     ROLE = "the operator changes a worker's role"
     PRESET = "the operator restarts a scheduler under another preset"
+    START_FAILS = "a process ends at once, or a worker is ordered, and the next starts fail"
+    START_SLOW = "a worker is ordered, and its start takes long"
+    DRAIN_KILLED = "the operator drains a worker, and something kills it"
+
+
+SUPERVISED = (FaultKind.START_FAILS, FaultKind.START_SLOW, FaultKind.DRAIN_KILLED)
+"""Faults that only the supervisor has to live with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,8 @@ class SeedScenario:
     skews: tuple[float, ...] = ()
     """Seconds by which hosts' clocks are ahead, in order of the processes."""
     request_timeout: float = 40.0
+    standby: int = 0
+    """Workers that the supervisor keeps warm."""
     heals_at: float = 8.0
     """Instant after which no fault is left."""
     requests: tuple[Asking, ...] = ()

@@ -44,6 +44,8 @@ class MemoryRedis:
     ) -> None:
         self._loop = loop
         self._rng = rng
+        self.own: Mapping[str, Random] = {}
+        """Dice of single processes, by name."""
         self._epoch = epoch
         self.hit = hit
         self._keys: dict[bytes, tuple[Value, float | None]] = {}
@@ -100,7 +102,8 @@ class MemoryRedis:
     async def ask(self, act: Callable[[], Any]) -> Any:
         """Carry a call to the store and its answer back; both take a while, and may be lost."""
         process = owner().name
-        there, back = self._delay(), self._delay()
+        rng = self.own.get(process, self._rng)
+        there, back = self._delay(rng), self._delay(rng)
         answer: asyncio.Future[Any] = self._loop.create_future()
         said: list[Any] = []
 
@@ -112,9 +115,9 @@ class MemoryRedis:
 
         if self.is_away or self.unreachable.get(process):
             self.hit("the store does not answer")
-            if not self.is_away and self._rng.random() < _ONE_WAY:
+            if not self.is_away and rng.random() < _ONE_WAY:
                 self._loop.later(there, acts)
-            wait = _CALL_TIMEOUT if self._rng.random() < 0.5 else there
+            wait = _CALL_TIMEOUT if rng.random() < 0.5 else there
             self._loop.later(wait, lambda: _settle(answer, LostConnection("connection lost")))
         elif there + back > _CALL_TIMEOUT:
             self.hit("the store answers too late")
@@ -125,8 +128,8 @@ class MemoryRedis:
             self._loop.later(there + back, lambda: _settle(answer, said[0]))
         return await answer
 
-    def _delay(self) -> float:
-        return self._rng.random() * (_JITTER + self.extra_delay) + _BASE_DELAY
+    def _delay(self, rng: Random) -> float:
+        return rng.random() * (_JITTER + self.extra_delay) + _BASE_DELAY
 
     def run(self, command: Command) -> Any:
         """Carry out one command of a client."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -59,8 +60,9 @@ class VirtualClock(Clock):
 class VirtualMachine(Machine):
     """The machine of one life of a process: its passes take what the world says."""
 
-    def __init__(self, world: ShellWorld, name: str) -> None:
+    def __init__(self, world: ShellWorld, name: str, pid: int) -> None:
         self._world = world
+        self._pid = pid
         self._rng = Random(world.rng.getrandbits(64))
         self.engine_drag = 1.0
         """How many times longer its passes take."""
@@ -69,13 +71,17 @@ class VirtualMachine(Machine):
         self.is_computing = False
         self.name = name
 
+    def pid(self) -> int:
+        """Return the id of this life."""
+        return self._pid
+
     def clock(self, error: float) -> Clock:
         """Return the host's clock."""
         return VirtualClock(self._world.loop, error)
 
     async def connect(self, config: ServiceConfig) -> Store:
         """Return a store that may be away."""
-        return Store(MemoryClient(self._world.store).as_redis(), config.cluster)
+        return self._world.connect(config)
 
     def draw(self, num_bytes: int) -> bytes:
         """Return bytes of the history's seed."""
@@ -108,6 +114,8 @@ class ShellWorld:
         self.wires.takes["TransferKv"] = scenario.shape.kv_seconds
         self.ports = Ports(self.wires)
         self.store = MemoryRedis(loop, self.rng, EPOCH, self.hit)
+        self.store.own = self.wires.own
+        self.pids = count(1)
         self.checker = Checker(bound=2.0)
         self.broken: list[Broken] = []
         self.num_passes = 0
@@ -121,6 +129,10 @@ class ShellWorld:
         """Everything that has happened, if somebody wants to read it."""
         self._digest = hashlib.blake2b(digest_size=16)
         loop.thread_delay = lambda: self.rng.random() * 2 * _THREAD_DELAY
+
+    def connect(self, config: ServiceConfig) -> Store:
+        """Return a connection to the store."""
+        return Store(MemoryClient(self.store).as_redis(), config.cluster)
 
     def hit(self, state: str) -> None:
         """Count that an interesting state was reached."""

@@ -16,12 +16,12 @@ from typing import Any
 from headway.errors import Code, HeadwayError
 from services.local import prometheus
 from services.local.forked import Template
+from services.local.launch import LaunchingMachine, ProcessSpec
 from services.local.metrics_targets import FILE_NAME, keep_targets
 from services.local.options import ClusterOptions, process_specs, worker_spec
 from services.local.run_file import RunningCluster, leave_run_file, take_run_file_away
 from services.local.standby_workers import StandbyWorkers
 from services.local.store import PrivateStore, private_store
-from services.local.supervised import ProcessSpec
 from services.local.supervisor import Supervisor
 from services.local.taken_ids import refuse_taken_ids
 from services.local.worker_scaler import WorkerScaler
@@ -87,7 +87,8 @@ class LocalCluster:
         if self.config.cluster_secret_file is None:
             secret = (log_folder / SECRET_FILE).absolute()
             self.config = self.config.model_copy(update={"cluster_secret_file": secret})
-        self.supervisor = Supervisor(specs, self.config, log_folder, say, template)
+        here = LaunchingMachine(template or Template(log_folder))
+        self.supervisor = Supervisor(specs, self.config, log_folder, say, here)
         self.scaler = self._make_scaler()
         self._listing: asyncio.Task[None] | None = None
         self._held_folder: int | None = None

@@ -22,5 +22,6 @@ async def set_role(process: SupervisedProcess, role: str, config: ServiceConfig)
             await wire.set_role(channel, Role(role), within=_CALL_TIMEOUT)
         except HeadwayError:
             return False
-    process.spec = replace(process.spec, role=role, flags=(*process.spec.flags, "--role", role))
+    flags = (*process.spec.flags, "--role", role)
+    process.spec = replace(process.spec, role=role, flags=flags)
     return True

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from headway.errors import Code, HeadwayError
-from services.local.forked import ForkedProcess, NotForked, Order, Template
-from services.local.tether import tethered
+from services.local.launch import LaunchedProcess, LaunchingMachine, ProcessSpec
 from services.runtime import failpoints
 from services.runtime.essential import essential
-from services.runtime.rooms import module_command
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _HEALTHY_AFTER = 30.0  # seconds of life that forgive earlier deaths
@@ -26,39 +20,6 @@ _LOG_BYTES_READ = 16_384
 _TRIALS = 3  # a service that has never served and died so often will not
 _WRONG_CONFIGURATION = 2  # exit status
 _NOT_STARTED = 126  # as a shell says it
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessSpec:
-    """A service: ``python -m services.<service> --service-id <service_id> <flags>``.
-
-    With ``imports``, which may be none, it is a copy of the process that has imported these
-    modules; None: it is executed. With ``command`` that instead, which then serves once
-    ``address`` takes connections. ``role`` of a worker that may be scaled, for who scales it.
-    ``membership``: what it is a member as while it waits to be told more, where that is not its
-    service.
-    """
-
-    service: str
-    service_id: str
-    flags: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
-    address: str = ""
-    role: str = ""
-    membership: str = ""
-    imports: tuple[str, ...] | None = None
-
-    def command_line(self) -> list[str]:
-        """Return the command to execute."""
-        if self.command:
-            return list(self.command)
-        module = f"services.{self.service}"
-        return module_command(module, "--service-id", self.service_id, *self.flags)
-
-    def order(self, environment: Mapping[str, str]) -> Order:
-        """Return the order of a copy."""
-        argv = (self.service_id, *self.flags)
-        return Order(self.service, argv, self.imports or (), environment)
 
 
 class SupervisedProcess:
@@ -74,7 +35,7 @@ class SupervisedProcess:
         log_folder: Path,
         say: Callable[[str], None],
         find: Callable[[ProcessSpec, int], Awaitable[str]],
-        template: Template | None = None,
+        machine: LaunchingMachine,
     ) -> None:
         self.spec = spec
         self.address = ""
@@ -84,8 +45,8 @@ class SupervisedProcess:
         self.log_path = log_folder / f"{spec.service_id}.log"
         self._say = say
         self._find = find
-        self._template = template
-        self._process: asyncio.subprocess.Process | ForkedProcess | None = None
+        self._machine = machine
+        self._process: LaunchedProcess | None = None
         self._stopping = False
         self._has_served = False
         self._given_up = False
@@ -162,8 +123,7 @@ class SupervisedProcess:
 
     async def _run_once(self, environment: Mapping[str, str]) -> int:
         environment, self.next_life = {**environment, **self.next_life}, {}
-        with self.log_path.open("ab") as log:
-            self._process = await self._begin(environment, log)
+        self._process = await self._machine.launch(self.spec, environment, self.log_path, self.show)
         self.show("starting")
         self._noticing = self._watch_start(self._process.pid)
         try:
@@ -172,23 +132,6 @@ class SupervisedProcess:
             self._noticing.cancel()
             self.address = ""
             self._settled.clear()
-
-    async def _begin(
-        self, environment: Mapping[str, str], log: BinaryIO
-    ) -> asyncio.subprocess.Process | ForkedProcess:
-        if self.spec.imports is not None and self._template is not None:
-            try:
-                return await self._template.fork(self.spec.order(environment), log.fileno())
-            except NotForked as reason:
-                self.show(f"executed, not copied: {reason}")
-        return await asyncio.create_subprocess_exec(
-            *tethered(self.spec.command_line()),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is for the supervisor: it drains in order
-        )
 
     def _watch_start(self, pid: int) -> asyncio.Task[None]:
         return essential(self._notice_serving(pid), f"start of {pid}", may_return=True)
@@ -239,9 +182,8 @@ class SupervisedProcess:
 
     def restart(self) -> None:
         """End it now: another is started, as after any death."""
-        if self.pid is not None:
-            with suppress(ProcessLookupError):  # it has ended, and nobody has been told yet
-                os.killpg(self.pid, signal.SIGKILL)
+        if self.pid is not None and self._process is not None:
+            self._machine.kill(self._process)
 
     def kill(self) -> None:
         """End it and what it may have started, now and for good."""

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from headway.errors import HeadwayError
 from services.local.forked import Template
-from services.local.supervised import ProcessSpec, SupervisedProcess
+from services.local.launch import LaunchingMachine, ProcessSpec
+from services.local.supervised import SupervisedProcess
 from services.runtime.config import ServiceConfig, host_and_port
 from services.runtime.health import is_serving
 from services.runtime.identity.roles import ServiceRole
@@ -24,7 +25,10 @@ _STOP_FIRST = ("gateway", "scheduler")
 
 
 class Supervisor:
-    """A local cluster; ``config`` says which store and cluster, and how long a drain takes."""
+    """A local cluster; ``config`` says which store and cluster, and how long a drain takes.
+
+    ``machine``: where its processes run; None for this one.
+    """
 
     def __init__(
         self,
@@ -32,19 +36,19 @@ class Supervisor:
         config: ServiceConfig,
         log_folder: Path,
         say: Callable[[str], None],
-        template: Template | None = None,
+        machine: LaunchingMachine | None = None,
     ) -> None:
         log_folder.mkdir(parents=True, exist_ok=True)
         self._config = config
         self._log_folder = log_folder
         self._say = say
         self._store: Store | None = None
-        self._template = template or Template(log_folder)
+        self.machine = machine or LaunchingMachine(Template(log_folder))
         self.processes = [self._process(spec) for spec in specs]
 
     def _process(self, spec: ProcessSpec) -> SupervisedProcess:
         return SupervisedProcess(
-            spec, self._log_folder, self._say, self._serving_address, self._template
+            spec, self._log_folder, self._say, self._serving_address, self.machine
         )
 
     async def start(self) -> None:
@@ -52,7 +56,7 @@ class Supervisor:
         for process in self.processes:
             process.start(self._environment())
         await asyncio.gather(*(p.serving() for p in self.processes if p.spec.command))
-        self._store = await Store.connect(self._config.store, self._config.cluster)
+        self._store = await self.machine.connect(self._config)
 
     def add(self, spec: ProcessSpec) -> SupervisedProcess:
         """Add a service and start it at once."""
@@ -108,7 +112,7 @@ class Supervisor:
             await self._stop_all([p for p in rest if p.spec.service == service])
         await self._stop_all(rest)
         await self._stop_all(self.processes)
-        self._template.stop()
+        self.machine.close()
         if self._store is not None:
             await self._store.close()
 
@@ -116,7 +120,7 @@ class Supervisor:
         """End everything now."""
         for process in self.processes:
             process.kill()
-        self._template.stop()
+        self.machine.close()
 
     async def _stop_all(self, processes: Sequence[SupervisedProcess]) -> None:
         patience = self._config.drain_timeout + _KILL_AFTER

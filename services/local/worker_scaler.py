@@ -20,7 +20,7 @@ from services.runtime import wire
 from services.runtime.config import ServiceConfig
 from services.runtime.membership import MembershipLease
 from services.runtime.server import GrpcServer
-from services.runtime.store import Member, Store
+from services.runtime.store import Member
 
 MAX_WORKERS = 64
 NUM_STARTS = 64
@@ -58,7 +58,7 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
 
     async def start(self) -> None:
         """Listen, and be found by membership."""
-        store = await Store.connect(self._config.store, self._config.cluster)
+        store = await self._supervisor.machine.connect(self._config)
         self._undo.push_async_callback(store.close)
         server = GrpcServer(self._config)
         server.add(self)

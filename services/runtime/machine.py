@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from concurrent.futures import Executor, ThreadPoolExecutor
 
@@ -12,6 +13,10 @@ from services.runtime.store import Store
 
 class Machine:
     """The machine under a service; a proof gives its own, on virtual time."""
+
+    def pid(self) -> int:
+        """Return the process's id, by which its supervisor knows it."""
+        return os.getpid()
 
     def clock(self, error: float) -> Clock:
         """Return a clock that is ``error`` seconds ahead."""

@@ -121,7 +121,7 @@ async def _live(
     log = get_logger()
     async with AsyncExitStack() as undo:
         starting = asyncio.create_task(start(config, build, undo, lines))
-        if not await _done_before(starting, ending.begins):
+        if not await done_before(starting, ending.begins):
             log.info("stopped", reason=ending.failure or "stopped while starting")
             _leave(1 if ending.failure else 0)  # a thread that still loads cannot be stopped
         await drain(*starting.result(), ending)
@@ -166,7 +166,7 @@ async def start(
     metrics.serving(True)
     said = dict(service.member())
     address = said.pop("address", runtime.address)
-    said["detail"] = {**said.get("detail", {}), "pid": str(os.getpid())}
+    said["detail"] = {**said.get("detail", {}), "pid": str(machine.pid())}
     member = Member(config.service_name(), config.service_id, address, **said)
     lease = runtime.lease = MembershipLease(store, member)
     lease.start()
@@ -193,7 +193,7 @@ async def drain(
         runtime.log.warning("drain_timed_out", drain_timeout=runtime.config.drain_timeout)
 
 
-async def _done_before(task: asyncio.Task[Any], stopping: asyncio.Event) -> bool:
+async def done_before(task: asyncio.Task[Any], stopping: asyncio.Event) -> bool:
     """Return whether ``task`` ends, in whatever way, before ``stopping`` is set."""
     waiting = asyncio.create_task(stopping.wait())
     await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import Any
 
 import grpc
@@ -34,7 +33,7 @@ class Standby(standby_pb2_grpc.StandbyServicer):
     async def role(self) -> WorkerConfig:
         """Join as a standby; once there is a role, leave and return the configuration with it."""
         config, address = self._runtime.config, self._runtime.address
-        detail = {"pid": str(os.getpid())}
+        detail = {"pid": str(self._runtime.machine.pid())}
         member = Member(MEMBERSHIP, config.service_id, address, detail=detail)
         lease = MembershipLease(self._runtime.store, member)
         self._is_loaded = True

@@ -14,7 +14,9 @@ from cli.console_frames import figures
 from cli.top import picture
 from cli.up_screen import Screen, serving_line, waiting_line
 from headway.console.recent import COLUMNS
-from services.local.supervised import ProcessSpec, SupervisedProcess
+from services.local.forked import Template
+from services.local.launch import LaunchingMachine, ProcessSpec
+from services.local.supervised import SupervisedProcess
 
 POINT = dict.fromkeys(COLUMNS, None) | {
     "at": 1.0,
@@ -79,7 +81,13 @@ def test_what_is_not_known_is_left_out() -> None:
 async def test_while_a_cluster_starts_the_line_says_what_is_waited_for(
     log: str, does: str, tmp_path: Path
 ) -> None:
-    process = SupervisedProcess(ProcessSpec("worker", "decode-1"), tmp_path, print, nowhere)
+    process = SupervisedProcess(
+        ProcessSpec("worker", "decode-1"),
+        tmp_path,
+        print,
+        nowhere,
+        LaunchingMachine(Template(tmp_path)),
+    )
     process.log_path.write_text(log)
     assert waiting_line([process]).plain.startswith(f"waiting: decode-1 {does}")
     process._settled.set()

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from headway.errors import HeadwayError
+from services.local.launch import ProcessSpec
 from services.local.metrics_targets import targets, write_targets
 from services.local.prometheus import address_of, beside, in_order
 from services.local.store import free_port
-from services.local.supervised import ProcessSpec
 from tests.fakes.compose_files import COMPOSE, OVER
 
 ROOT = Path(__file__).resolve().parents[2]

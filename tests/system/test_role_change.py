@@ -10,65 +10,10 @@ import pytest
 
 from headway.cost.pass_time import PassTime
 from headway.cost.profile import load_profile, save_profile
-from services.autoscaler.actuators.process import ProcessActuator
-from services.runtime.config import ServiceConfig
 from tests.fakes.load import PATIENCE, Load
 from tests.fakes.local_cluster import local_cluster, until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
-
-# a policy that wants what there is, so that only the test changes anything
-PARAMS = "scaling.prefill_requests=100000,scaling.decode_requests=100000"
-
-
-async def test_workers_change_their_role_under_load_without_a_failed_request(
-    store_url: str, cluster: str, tmp_path: Path
-) -> None:
-    flags = ("--autoscale", "--prefill", "1", "--decode", "2", "--scale-down-delay", "600")
-    async with (
-        local_cluster(store_url, cluster, tmp_path, *flags, "--set", PARAMS) as running,
-        httpx.AsyncClient(base_url=running.base_url, timeout=PATIENCE) as client,
-    ):
-        config = ServiceConfig(store=store_url, cluster=cluster)
-        actuator = ProcessActuator(config, running.store)
-        load = Load(client)
-        load.at_a_time(6)
-
-        async def roles() -> list[str]:
-            load.check()
-            return sorted(member.role for member in await running.workers())
-
-        async def is_answering() -> bool:
-            load.check()
-            return load.num_answered > answered + 5
-
-        for source, target, expected in (
-            ("decode", "prefill", ["decode", "prefill", "prefill"]),
-            ("prefill", "decode", ["decode", "decode", "prefill"]),
-        ):
-            answered = load.num_answered
-            await until(is_answering, PATIENCE)
-            pids = {p.spec.service_id: p.pid for p in running.supervisor.processes}
-
-            async def is_told(source: str = source, target: str = target) -> bool:
-                load.check()  # the supervisor may still be looking for one that has just changed
-                return await actuator.change_role(source, target, 1) == 1
-
-            await until(is_told, PATIENCE)
-
-            async def has_changed(wanted: list[str] = expected) -> bool:
-                return await roles() == wanted
-
-            await until(has_changed, PATIENCE)
-            answered = load.num_answered
-            await until(is_answering, PATIENCE)
-            now = {p.spec.service_id: p.pid for p in running.supervisor.processes}
-            assert now == pids, "no process was started again"
-        await load.end()
-        await actuator.close()
-        assert await running.metric("headway_gateway_open_requests") == 0
-        why = [line for line in running.log_of("gateway").splitlines() if "resubmitted" in line]
-        assert await running.metric("headway_gateway_resubmitted_requests") == 0, why
 
 
 async def test_unified_workers_become_prefillers_and_decoders_without_a_failed_request(

@@ -1,4 +1,4 @@
-"""The supervisor with real processes: restarts, refusals, nothing left behind."""
+"""The supervisor: its decisions on virtual time, and real processes, of which none is left."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from pathlib import Path
 import pytest
 
 from headway.errors import HeadwayError
+from proof.vopr.cluster import ShellCluster
+from proof.vopr.hosts import NO_ROOM
 from services.local.cluster import store_spec
-from services.local.store import free_port, private_store
+from services.local.store import private_store
 from services.local.supervisor import ProcessSpec, Supervisor
 from services.runtime import health
 from services.runtime.config import ServiceConfig
-from services.runtime.essential import Ending
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.store import Store
 from tests.fakes.certificates import make_certificates
+from tests.fakes.supervised import serves, supervised, until
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE = 90.0
@@ -40,7 +42,7 @@ def imports(request: pytest.FixtureRequest) -> Imports:
 
 
 @asynccontextmanager
-async def supervised(
+async def running(
     specs: Sequence[ProcessSpec], url: str, cluster: str, folder: Path
 ) -> AsyncIterator[tuple[Supervisor, list[str]]]:
     """A started supervisor, and what it says."""
@@ -69,6 +71,95 @@ def status_of(pid: int | None) -> str:
     return path.read_text() if path.parent.parent.is_dir() else ""
 
 
+# --- decisions, on virtual time ---------------------------------------------------------
+
+
+async def launches(cluster: ShellCluster, name: str, last: object) -> float:
+    """Return the seconds until a host has another process than the last one."""
+    ended_at = cluster.world.loop.time()
+    await until(lambda: cluster.processes.get(name) not in (None, last))
+    return round(cluster.world.loop.time() - ended_at, 1)
+
+
+def test_pauses_between_lives_grow_and_a_long_life_forgives() -> None:
+    async def test(cluster: ShellCluster) -> None:
+        await until(lambda: serves(cluster))
+        pauses = [await launches(cluster, "p0", cluster.end("p0")) for _ in range(7)]
+        assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+        for life, pause in ((29.0, 5.0), (31.0, 0.2)):
+            await asyncio.sleep(life)
+            assert await launches(cluster, "p0", cluster.end("p0")) == pause
+
+    supervised(test)
+
+
+@pytest.mark.parametrize("failures", [[1, NO_ROOM, 1, 1], [2, 1]])
+def test_who_never_serves_is_given_up_and_who_has_served_is_not(failures: list[int]) -> None:
+    """After three deaths, or one by a wrong configuration."""
+
+    async def test(cluster: ShellCluster) -> None:
+        cluster.hosts.by_name["p0"].failures.extend(failures)
+        process = cluster.supervised("p0")
+        assert process is not None
+        with pytest.raises(HeadwayError, match=r"p0 does not start: see .*p0\.log"):
+            await process.serving()
+        await asyncio.sleep(60.0)
+        assert process.is_given_up
+        assert len(cluster.hosts.by_name["p0"].failures) == 1, "it is started no more"
+        await until(lambda: cluster.processes["a0"] and "a0" not in cluster.awaited())
+        cluster.hosts.by_name["a0"].failures.extend(failures)
+        cluster.end("a0")
+        await until(lambda: "a0" in cluster.awaited())
+        await until(lambda: "a0" not in cluster.awaited())
+
+    supervised(test)
+
+
+def test_a_service_that_is_removed_drains_and_its_supervisor_lives_on() -> None:
+    async def test(cluster: ShellCluster) -> None:
+        await until(lambda: serves(cluster))
+        process, life = cluster.supervised("w0"), cluster.processes["w0"]
+        assert process is not None
+        await cluster.order(cluster.supervisor.remove(process))
+        assert (life.returncode, "w0" in cluster.processes) == (0, False)
+        assert cluster.supervised("w0") is None
+        await asyncio.sleep(10.0)
+        assert "w0" not in cluster.processes
+
+    supervised(test)
+
+
+def test_what_drains_is_killed_only_once_it_has_had_its_time() -> None:
+    async def test(cluster: ShellCluster) -> None:
+        await until(lambda: serves(cluster))
+        process, life = cluster.supervised("w0"), cluster.processes["w0"]
+        assert process is not None
+        cluster.pause("w0")
+        began_at = cluster.world.loop.time()
+        await cluster.order(process.stop(patience=7.0))
+        assert (life.returncode, cluster.world.loop.time() - began_at) == (-9, 7.0)
+
+    supervised(test)
+
+
+def test_gateways_go_first_then_schedulers_then_the_rest() -> None:
+    async def test(cluster: ShellCluster) -> None:
+        await until(lambda: serves(cluster))
+        log: list[str] = []
+        cluster.world.log = log
+        lives = list(cluster.processes.values())
+        await cluster.order(cluster.supervisor.stop())
+        ended = [line.rpartition(" ")[2] for line in log if " end " in line]
+        assert ended[:2] == ["g0", "s0"]
+        assert sorted(ended[2:]) == ["a0", "p0", "w0"]
+        assert {life.returncode for life in lives} == {0}
+
+    supervised(test)
+
+
+# --- real processes ---------------------------------------------------------------------
+
+
 async def test_a_killed_process_is_restarted_and_stopping_leaves_none(
     store_url: str, cluster: str, tmp_path: Path, imports: Imports
 ) -> None:
@@ -76,7 +167,7 @@ async def test_a_killed_process_is_restarted_and_stopping_leaves_none(
         ProcessSpec(service, name, imports=imports)
         for service, name in (("predictor", "one"), ("autoscaler", "two"))
     ]
-    async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, said):
+    async with running(specs, store_url, cluster, tmp_path) as (supervisor, said):
         await supervisor.serving()
         victim = supervisor.processes[0]
         first_pid = victim.pid
@@ -94,10 +185,10 @@ async def test_a_killed_process_is_restarted_and_stopping_leaves_none(
 
 
 async def test_one_life_alone_has_another_environment_and_who_has_served_is_never_given_up(
-    store_url: str, cluster: str, tmp_path: Path, imports: Imports
+    store_url: str, cluster: str, tmp_path: Path
 ) -> None:
-    specs = [ProcessSpec("autoscaler", "one", imports=imports)]
-    async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, said):
+    specs = [ProcessSpec("autoscaler", "one", imports=())]
+    async with running(specs, store_url, cluster, tmp_path) as (supervisor, said):
         await supervisor.serving()
         process = supervisor.processes[0]
         process.next_life = {"HEADWAY_LOG_LEVEL": "nonsense"}
@@ -108,19 +199,6 @@ async def test_one_life_alone_has_another_environment_and_who_has_served_is_neve
     assert sum("died (exit 2), restarting" in line for line in said) == 1
 
 
-async def test_a_service_that_is_removed_ends_and_its_supervisor_lives_on(
-    store_url: str, cluster: str, tmp_path: Path
-) -> None:
-    ending = Ending()
-    asyncio.get_running_loop().set_exception_handler(ending.take)
-    specs = [ProcessSpec("autoscaler", "one"), ProcessSpec("autoscaler", "two")]
-    async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, _):
-        await supervisor.serving()
-        await supervisor.remove(supervisor.processes[0])
-        assert [process.spec.service_id for process in supervisor.processes] == ["two"]
-    assert not ending.begins.is_set(), ending.failure
-
-
 async def test_services_with_certificates_are_found_by_who_has_one(
     store_url: str, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +206,7 @@ async def test_services_with_certificates_are_found_by_who_has_one(
     for name, path in options.items():
         monkeypatch.setenv(f"HEADWAY_{name.upper()}", str(path))
     specs = [ProcessSpec("predictor", "predictor")]
-    async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, _):
+    async with running(specs, store_url, cluster, tmp_path) as (supervisor, _):
         await supervisor.serving()
         address = supervisor.processes[0].address
         ours = ServiceConfig(cluster=cluster)
@@ -140,28 +218,14 @@ async def test_services_with_certificates_are_found_by_who_has_one(
 
 
 async def test_a_service_that_cannot_start_is_given_up_and_its_log_is_shown(
-    store_url: str, cluster: str, tmp_path: Path, imports: Imports
+    store_url: str, cluster: str, tmp_path: Path
 ) -> None:
-    specs = [
-        ProcessSpec("nonsense", "bad", imports=imports),
-        ProcessSpec("predictor", "good", imports=imports),
-    ]
-    async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, said):
+    specs = [ProcessSpec("nonsense", "bad", imports=())]
+    async with running(specs, store_url, cluster, tmp_path) as (supervisor, said):
         with pytest.raises(HeadwayError, match=r"bad does not start: see .*bad\.log"):
             await supervisor.serving()
     assert sum("died (exit 1)" in line for line in said) == 3
     assert any("nonsense" in line and line.startswith("    ") for line in said)
-
-
-async def test_a_service_that_is_called_wrongly_is_given_up_at_once(
-    store_url: str, cluster: str, tmp_path: Path, imports: Imports
-) -> None:
-    specs = [ProcessSpec("scheduler", "bad", ("--policy", "placement=nonsense"), imports=imports)]
-    async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, said):
-        with pytest.raises(HeadwayError, match="does not start"):
-            await supervisor.serving()
-    assert any("nonsense" in line and line.startswith("    ") for line in said)
-    assert sum("died (exit 2), given up" in line for line in said) == 1
 
 
 async def test_a_store_that_dies_is_restarted_and_services_come_back_to_it(
@@ -178,7 +242,7 @@ async def _outlives_its_store(
     specs: list[ProcessSpec], url: str, cluster: str, folder: Path
 ) -> list[str]:
     """Kill the store and wait until the predictor is a member again; what was said."""
-    async with supervised(specs, url, cluster, folder) as (supervisor, said):
+    async with running(specs, url, cluster, folder) as (supervisor, said):
         await supervisor.serving()
         first_pid = supervisor.processes[0].pid
         assert first_pid is not None
@@ -191,27 +255,6 @@ async def _outlives_its_store(
             await asyncio.sleep(0.02)
         await store.close()
     return said
-
-
-async def test_a_process_that_ignores_sigterm_is_killed(
-    store_url: str, cluster: str, tmp_path: Path
-) -> None:
-    port = free_port()
-    code = (
-        "import signal, socket; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        f"server = socket.create_server(('127.0.0.1', {port}))\n"
-        "while True: server.accept()"
-    )
-    spec = ProcessSpec(
-        "stubborn", "stubborn", command=(sys.executable, "-c", code), address=f"127.0.0.1:{port}"
-    )
-    async with supervised([spec], store_url, cluster, tmp_path) as (supervisor, said):
-        await supervisor.serving()
-        pid = supervisor.processes[0].pid
-        assert pid is not None
-        await supervisor.processes[0].stop(patience=0.05)
-    assert not is_alive(pid)
-    assert any("killed" in line for line in said)
 
 
 SUPERVISOR = """
@@ -258,7 +301,7 @@ async def test_a_copy_is_a_child_of_the_supervisor_and_bears_its_own_name(
     store_url: str, cluster: str, tmp_path: Path
 ) -> None:
     specs = [ProcessSpec("autoscaler", "one", imports=("json", "nothing.of.this.name"))]
-    async with supervised(specs, store_url, cluster, tmp_path) as (supervisor, said):
+    async with running(specs, store_url, cluster, tmp_path) as (supervisor, said):
         await supervisor.serving()
         status = status_of(supervisor.processes[0].pid)
     assert f"PPid:\t{os.getpid()}\n" in status
@@ -272,7 +315,7 @@ async def test_nothing_is_copied_from_a_process_with_threads(
     store_url: str, cluster: str, tmp_path: Path
 ) -> None:
     spec = ProcessSpec("autoscaler", "one", imports=("tests.fakes.thread_at_import",))
-    async with supervised([spec], store_url, cluster, tmp_path) as (supervisor, said):
+    async with running([spec], store_url, cluster, tmp_path) as (supervisor, said):
         await supervisor.serving()
     assert any("executed, not copied: a module has started a thread" in line for line in said)
 
@@ -282,7 +325,7 @@ async def test_a_service_is_executed_where_its_template_ends_and_the_next_has_an
     store_url: str, cluster: str, tmp_path: Path
 ) -> None:
     one = ProcessSpec("autoscaler", "one", imports=("tests.fakes.exit_at_import",))
-    async with supervised([one], store_url, cluster, tmp_path) as (supervisor, said):
+    async with running([one], store_url, cluster, tmp_path) as (supervisor, said):
         await supervisor.serving()
         supervisor.add(ProcessSpec("predictor", "two", imports=()))
         await supervisor.serving()

@@ -3,107 +3,117 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
-from headway.errors import HeadwayError
+from headway.cluster import Role
+from headway.errors import Code, HeadwayError
+from proof.vopr.cluster import ShellCluster
+from proof.vopr.hosts import VirtualHost
+from proof.vopr.processes import WorkerShell
 from services.autoscaler.actuators.process import ProcessActuator
-from services.local.supervisor import ProcessSpec, Supervisor
-from services.local.worker_scaler import WorkerScaler
+from services.local.supervised import SupervisedProcess
+from services.runtime import wire
+from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
+from services.runtime.identity.roles import ServiceRole
 from services.runtime.store import Store
+from tests.fakes.supervised import serves, supervised, until
 
 
-def light(role: str, service_id: str) -> ProcessSpec:
-    """A service that starts soon stands for a worker."""
-    return ProcessSpec("predictor", service_id, role=role)
+async def asking(cluster: ShellCluster) -> ProcessActuator:
+    """Return an actuator that reaches the supervisor of a cluster in which everything serves."""
+    actuator = ProcessActuator(cluster.config, cluster.world.connect(cluster.config))
+    await until(lambda: cluster.supervisor.processes[-1].address and serves(cluster))
+    return actuator
 
 
-@asynccontextmanager
-async def scaled(
-    url: str,
-    cluster: str,
-    folder: Path,
-    make: Callable[[str, str], ProcessSpec] = light,
-) -> AsyncIterator[tuple[Supervisor, ProcessActuator, list[str]]]:
-    said: list[str] = []
-    config = ServiceConfig(service_id="supervisor", store=url, cluster=cluster, drain_timeout=5.0)
-    supervisor = Supervisor([light("decode", "decode-1")], config, folder, said.append)
-    scaler = WorkerScaler(supervisor, config, ("prefill", "decode"), make)
-    store = await Store.connect(url, cluster)
-    actuator = ProcessActuator(config, store)
-    try:
-        await supervisor.start()
-        await scaler.start()
-        async with asyncio.timeout(90):
-            yield supervisor, actuator, said
-    finally:
-        await actuator.close()
-        await scaler.stop()
-        await supervisor.stop()
-        await store.close()
+def ids(cluster: ShellCluster) -> list[str]:
+    """Return the workers' ids, in the supervisor's order."""
+    return [p.spec.service_id for p in cluster.supervisor.processes if p.spec.role]
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.02)
+def find(cluster: ShellCluster, service_id: str) -> SupervisedProcess:
+    """Return a process."""
+    return next(p for p in cluster.supervisor.processes if p.spec.service_id == service_id)
 
 
-async def test_processes_come_and_go_by_role_the_youngest_first(
-    store_url: str, cluster: str, tmp_path: Path
-) -> None:
-    async with scaled(store_url, cluster, tmp_path) as (supervisor, actuator, said):
-        await until(lambda: any("supervisor" in line or "serving" in line for line in said))
+def roles(cluster: ShellCluster) -> list[str]:
+    """Return the roles in which workers serve, in the order of their hosts."""
+    return [worker.role for worker in cluster.workers]
+
+
+def test_processes_come_and_go_by_role_the_youngest_first() -> None:
+    async def test(cluster: ShellCluster) -> None:
+        actuator = await asking(cluster)
         await actuator.scale("decode", 3)
-        await actuator.scale("prefill", 1)
-        assert await actuator.ordered() == {"prefill": 1, "decode": 3}
-        await supervisor.serving()
+        await actuator.scale("prefill", 2)
+        ordered = {"prefill": 2, "decode": 3, "unified": 0, "convertible": 0}
+        assert await actuator.ordered() == ordered
+        assert ids(cluster) == ["w0", "w1", "decode-1", "decode-2", "prefill-1"]
+        await until(lambda: serves(cluster))
+        assert sorted(roles(cluster)) == ["decode"] * 3 + ["prefill"] * 2
+        going = find(cluster, "decode-2")
         await actuator.scale("decode", 2)
         assert (await actuator.ordered())["decode"] == 2, "what drains counts no more"
-        await until(lambda: len(supervisor.processes) == 3)
-        names = [process.spec.service_id for process in supervisor.processes]
-        assert names == ["decode-1", "decode-2", "prefill-1"]
-        assert "stopped" in (tmp_path / "decode-3.log").read_text(), "drained, not killed"
+        await until(lambda: going not in cluster.supervisor.processes)
+        assert ids(cluster) == ["w0", "w1", "decode-1", "prefill-1"]
+        assert cluster.world.sometimes["a worker has drained"] == 1
         await actuator.scale("decode", 3)
-        assert supervisor.processes[-1].spec.service_id == "decode-3"
+        assert ids(cluster)[-1] == "decode-2"
+        found = await actuator.starts()
+        assert found is not None
+        assert sorted(start.role for start in found.starts) == ["decode", "decode", "prefill"]
+
+    supervised(test, "prefill", "decode")
 
 
-async def test_a_worker_that_was_given_up_goes_first(
-    store_url: str, cluster: str, tmp_path: Path
-) -> None:
-    def make(role: str, service_id: str) -> ProcessSpec:
-        flags = ("--log-level", "shout") if service_id == "decode-2" else ()
-        return ProcessSpec("predictor", service_id, flags, role=role)
+def test_a_worker_that_was_given_up_goes_first() -> None:
+    async def test(cluster: ShellCluster) -> None:
+        actuator = await asking(cluster)
+        cluster.hosts.of_next_worker = VirtualHost([1, 1, 1])
+        await actuator.scale("unified", 3)
+        await until(lambda: find(cluster, "unified-1").is_given_up)
+        await until(lambda: serves(cluster))
+        await actuator.scale("unified", 2)
+        await until(lambda: ids(cluster) == ["w0", "unified-2"])
 
-    async with scaled(store_url, cluster, tmp_path, make) as (supervisor, actuator, _):
-        await until(lambda: bool(supervisor.processes[0].address))
-        await actuator.scale("decode", 3)
-        await until(lambda: supervisor.processes[1].is_given_up)
-        await actuator.scale("decode", 2)
-        await until(lambda: len(supervisor.processes) == 2)
-        names = [process.spec.service_id for process in supervisor.processes]
-        assert names == ["decode-1", "decode-3"]
+    supervised(test)
+
+
+def test_the_youngest_takes_another_role_and_keeps_it_when_it_starts_again() -> None:
+    async def test(cluster: ShellCluster) -> None:
+        actuator = await asking(cluster)
+        assert await actuator.change_role("unified", "decode", 1) == 1
+        assert roles(cluster) == ["unified", "decode"]
+        assert (await actuator.ordered())["decode"] == 1
+        cluster.end("w1")
+        await until(lambda: not serves(cluster))
+        assert await actuator.change_role("decode", "prefill", 1) == 0, "it does not serve"
+        await until(lambda: serves(cluster))
+        assert roles(cluster) == ["unified", "decode"]
+        cluster.pause("w1")
+        assert await actuator.change_role("decode", "prefill", 1) == 0
+        assert (await actuator.ordered())["decode"] == 1, "who cannot be reached keeps its own"
+
+    supervised(test, "unified", "unified")
 
 
 @pytest.mark.parametrize(
     ("role", "number", "said"),
-    [("unified", 1, "role is 'unified'"), ("decode", 65, "num_workers is 65")],
+    [("juggler", 1, "role is 'juggler'"), ("decode", 65, "num_workers is 65")],
 )
-async def test_an_order_that_makes_no_sense_is_refused(
-    store_url: str, cluster: str, tmp_path: Path, role: str, number: int, said: str
-) -> None:
-    async with scaled(store_url, cluster, tmp_path) as (_, actuator, _):
-        while True:
-            try:
-                await actuator.ordered()
-                break
-            except HeadwayError:  # its lease is not there yet
-                await asyncio.sleep(0.02)
+def test_an_order_that_makes_no_sense_is_refused(role: str, number: int, said: str) -> None:
+    async def test(cluster: ShellCluster) -> None:
+        actuator = await asking(cluster)
         with pytest.raises(HeadwayError, match=said):
             await actuator.scale(role, number)
+        if role == "juggler":
+            with pytest.raises(HeadwayError, match=said):
+                await actuator.change_role("unified", role, 1)
+        assert ids(cluster) == ["w0"]
+
+    supervised(test)
 
 
 async def test_without_a_supervisor_the_way_out_is_named(
@@ -112,3 +122,77 @@ async def test_without_a_supervisor_the_way_out_is_named(
     actuator = ProcessActuator(ServiceConfig(store=store_url, cluster=cluster), store)
     with pytest.raises(HeadwayError, match="start it with `headway up`"):
         await actuator.ordered()
+
+
+# --- workers that stand by --------------------------------------------------------------
+
+
+async def spare_of(cluster: ShellCluster) -> SupervisedProcess:
+    """Return the worker that stands by, once it does."""
+    await until(lambda: any(p.spec.membership and p.address for p in cluster.supervisor.processes))
+    return find(cluster, "standby-1")
+
+
+def test_a_spare_takes_the_role_that_is_ordered_and_keeps_it() -> None:
+    async def test(cluster: ShellCluster) -> None:
+        actuator = await asking(cluster)
+        spare = await spare_of(cluster)
+        store, pid = cluster.world.connect(cluster.config), spare.pid
+        assert [member.member_id for member in await store.members("worker")] == ["w0"]
+        assert (await actuator.ordered()).get("unified") == 1, "it has no role yet"
+        await actuator.scale("decode", 1)
+        assert (await actuator.ordered())["decode"] == 1
+        await until(lambda: serves(cluster))
+        found = await actuator.starts()
+        assert found is not None
+        (start,) = found.starts
+        assert (start.role, start.warm, spare.pid) == ("decode", True, pid)
+        assert [m.member_id for m in await store.members("worker")] == ["standby-1", "w0"]
+        assert not await store.members("standby"), "another one only after the quiet time"
+        await actuator.scale("decode", 2)
+        await until(lambda: serves(cluster))
+        found = await actuator.starts()
+        assert found is not None
+        assert [start.warm for start in found.starts] == [False], "none stood by"
+        cluster.end("w1")
+        await until(lambda: spare.pid not in (None, pid) and spare.address)
+        assert roles(cluster) == ["unified", "decode", "decode"]
+        await asyncio.sleep(6.0)
+        assert await store.members("standby")
+
+    supervised(test, standby=1)
+
+
+def test_a_spare_that_cannot_be_told_its_role_starts_with_it() -> None:
+    async def test(cluster: ShellCluster) -> None:
+        actuator = await asking(cluster)
+        spare = await spare_of(cluster)
+        host, pid = cluster.hosts.name_of("standby-1"), spare.pid
+        cluster.pause(host)
+        await actuator.scale("decode", 1)
+        await until(lambda: spare.address)
+        worker = cluster.processes[host]
+        assert isinstance(worker, WorkerShell)
+        assert (worker.role, worker.pid == pid) == ("decode", False)
+
+    supervised(test, standby=1)
+
+
+def test_a_spare_takes_one_role_and_no_other() -> None:
+    async def test(cluster: ShellCluster) -> None:
+        spare = await spare_of(cluster)
+
+        async def told(role: str) -> Code | None:
+            async with open_channel(address, cluster.config, ServiceRole.WORKER) as channel:
+                try:
+                    await wire.activate(channel, role, 0, within=5.0)
+                except HeadwayError as error:
+                    return error.code
+            return None
+
+        address = spare.address
+        assert await told("juggler") is Code.INVALID_ARGUMENT
+        assert [await told("decode") for _ in range(2)] == [None, None]
+        assert await told(Role.PREFILL.value) is Code.FAILED_PRECONDITION
+
+    supervised(test, standby=1)
