@@ -39,6 +39,7 @@ class EmulatedEndpoint:
         self.num_running = self.num_waiting = self.num_served = 0
         self.computed = self.hits = self.prompt = 0
         self.prefill_seconds = 0.0
+        self.prompts = 0
         self.output = 0
         self.frozen = asyncio.Event()
         self.frozen.set()
@@ -70,6 +71,7 @@ class EmulatedEndpoint:
             f"vllm:prompt_tokens_total {self.prompt}",
             f"vllm:prefix_cache_hits_total {self.hits}",
             f"vllm:request_prefill_time_seconds_sum {self.prefill_seconds}",
+            f"vllm:request_prefill_time_seconds_count {self.prompts}",
             f"vllm:generation_tokens_total {self.output}",
         ]
         return web.Response(text="\n".join(lines) + "\n")
@@ -114,6 +116,7 @@ class EmulatedEndpoint:
         self.hits += cached
         self.computed += uncached
         self.prefill_seconds += uncached * self.costs.token
+        self.prompts += 1
 
     async def _decode(self, request: web.Request, asked: Any, size: int) -> web.StreamResponse:
         num_tokens = int(asked.get("max_tokens") or 16)

@@ -67,6 +67,7 @@ class Endpoint:
     """Prompt tokens that its passes have computed."""
     seconds: float = 0.0
     """Of prompts, from the first pass to the last, as vLLM counts them."""
+    prompts: int = 0
     cache: OrderedDict[object, None] = field(default_factory=OrderedDict)
 
     @property
@@ -207,6 +208,7 @@ class Run:
                 num_waiting=len(each.waiting),
                 computed_tokens=each.through,
                 prefill_seconds=each.seconds,
+                num_prompts=each.prompts,
             )
             self._tell(Scraped(address, figures, self.now))
         self._after(1.0, self._scrape)
@@ -241,6 +243,7 @@ class Run:
                     endpoint.waiting.remove(asked)
                     endpoint.decoding.append(asked)
                     endpoint.seconds += self.now - asked.begun_at
+                    endpoint.prompts += 1
                     ttfts = self.firsts if asked.is_first else self.laters
                     ttfts.append(self.now - asked.request.arrival_at)
             for asked in (*decoding, *(each for each in begun if not each.owed)):

@@ -12,8 +12,10 @@ _SUMS = (
     "vllm:num_requests_waiting",
     "vllm:prompt_tokens_total",
     "vllm:prefix_cache_hits_total",
+    "vllm:external_prefix_cache_hits_total",  # another endpoint computed them
     "vllm:request_prefill_time_seconds_sum",
     "vllm:generation_tokens_total",
+    "vllm:request_prefill_time_seconds_count",
 )
 _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # the second before 0.10
 _CONFIG = "vllm:cache_config_info"
@@ -36,16 +38,17 @@ def read_metrics(text: str) -> EndpointMetrics | None:
             labels = dict(_LABELS.findall(line))
     if not is_there:
         return None
-    running, waiting, prompt, hits, seconds, output = sums.values()
+    running, waiting, prompt, hits, brought, seconds, output, prompts = sums.values()
     return EndpointMetrics(
         num_running=int(running),
         num_waiting=int(waiting),
         kv_usage=usage,
         num_blocks=_count(labels, "num_gpu_blocks"),
         block_size=_count(labels, "block_size") or 16,
-        computed_tokens=max(0.0, prompt - hits),
+        computed_tokens=max(0.0, prompt - hits - brought),
         prefill_seconds=seconds,
         output_tokens=output,
+        num_prompts=prompts,
     )
 
 

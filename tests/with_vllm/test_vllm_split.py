@@ -74,7 +74,7 @@ async def test_a_split_prompt_is_decoded_from_the_other_endpoints_kv(tmp_path: P
             f'[[endpoints]]\naddress = "{decode}"\nrole = "decode"\n'
         )
         service = await undo.enter_async_context(
-            picker(endpoints="", endpoints_file=file, split_from=0.0005)
+            picker(endpoints="", endpoints_file=file, split_from=0.005)
         )
         await until(lambda: [e.health for e in service.endpoints()] == ["up", "up"])
         tokens = [30 + n * 7 % 170 for n in range(300)]

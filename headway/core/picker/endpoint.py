@@ -33,6 +33,8 @@ _ASSUMED = 5e-5
 """Seconds of a prompt token (8B on an H100) until metrics tell, as they will: who takes endpoints
 for faster gives one of them all that comes meanwhile. Without metrics nothing is held on a guess.
 """
+_TELLING = 32
+"""Tokens of a prompt, in a scrape's mean, that tell what one takes; fewer tell of a pass."""
 _SLOWEST = 2.0
 """By so much more time than the clock says may pass until KV events or steps tell of a prompt: then
 it was cached, or events are lost. No event tells of one that fills no block."""
@@ -407,7 +409,8 @@ class EndpointLedger:
             return
         tokens = metrics.computed_tokens - last.computed_tokens
         seconds = metrics.prefill_seconds - last.prefill_seconds
-        if tokens > 0 and 0 < seconds < inf:
+        prompts = max(1.0, metrics.num_prompts - last.num_prompts)
+        if tokens >= _TELLING * prompts and 0 < seconds < inf:
             self._sample(seconds / tokens)
 
     def _sample(self, token_time: float) -> None:

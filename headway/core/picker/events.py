@@ -48,7 +48,8 @@ class EndpointMetrics:
     """One scrape of ``/metrics``: gauges, and counters since the endpoint's start.
 
     ``kv_usage``: share of its blocks in use. ``num_blocks``: 0 if it does not say.
-    ``computed_tokens``: prompt tokens without cached ones. ``prefill_seconds``: of all requests.
+    ``computed_tokens``: prompt tokens without cached ones and those that another endpoint computed.
+    ``prefill_seconds``: of all requests. ``num_prompts``: those counted so; 0 if it does not say.
     """
 
     num_running: int = 0
@@ -59,6 +60,7 @@ class EndpointMetrics:
     computed_tokens: float = 0.0
     prefill_seconds: float = 0.0
     output_tokens: float = 0.0
+    num_prompts: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

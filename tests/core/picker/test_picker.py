@@ -93,6 +93,7 @@ def test_no_prompt_wakes_the_core_at_its_end_while_nobody_waits() -> None:
     [
         (EndpointMetrics(), 5e-5),  # an assumption
         (EndpointMetrics(computed_tokens=1e6, prefill_seconds=20.0), 2e-5),
+        (EndpointMetrics(computed_tokens=3100, prefill_seconds=0.2, num_prompts=100), 5e-5),
         (Silence.NO_METRICS, 5e-6),  # nobody will tell: as fast as may be
     ],
 )

@@ -57,6 +57,18 @@ def test_a_short_prompt_stays_whole() -> None:
     assert (pick.prefiller, pick.endpoints[0] in (D, E)) == ("", True)
 
 
+def test_prompts_that_others_computed_do_not_make_a_decode_endpoint_slow() -> None:
+    gateway = split_pool()
+    for n in range(1, 99):  # each computes one token there, in a pass of 5 ms
+        gateway.now += 1.0
+        figures = EndpointMetrics(
+            computed_tokens=1000.0 + 10 * n, prefill_seconds=1.0 + 0.05 * n, num_prompts=10.0 * n
+        )
+        for address in (D, E):
+            gateway.scraped(address, figures)
+    assert gateway.pick(gateway.ask(99)).prefiller == ""
+
+
 def test_a_prompt_that_a_decode_endpoint_has_stays_whole_there() -> None:
     gateway = split_pool()
     prompt = tuple(range(1, 801))

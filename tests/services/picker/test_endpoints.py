@@ -113,10 +113,12 @@ vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="1234"} 1.0
 vllm:prompt_tokens_total{engine="0"} 1000.0
 vllm:prefix_cache_hits_total{engine="0"} 400.0
+vllm:external_prefix_cache_hits_total{engine="0"} 100.0
 vllm:request_prefill_time_seconds_sum{engine="0"} 1.5
+vllm:request_prefill_time_seconds_count{engine="0"} 3
 vllm:generation_tokens_total{engine="0"} 90.0
 """
-    assert read_metrics(text) == EndpointMetrics(7, 2, 0.25, 1234, 32, 600.0, 1.5, 90.0)
+    assert read_metrics(text) == EndpointMetrics(7, 2, 0.25, 1234, 32, 500.0, 1.5, 90.0, 3.0)
 
 
 @pytest.mark.parametrize("text", ["", "other 1", "vllm:", "vllm:num_requests_running"])

@@ -195,7 +195,7 @@ async def test_the_pickers_watcher_reads_a_workers_metrics(running: _Running) ->
     assert (metrics.num_blocks, metrics.block_size) == (160, 16)
     assert metrics.computed_tokens == 40 + 8
     assert metrics.output_tokens == 2 * 4
-    assert metrics.prefill_seconds > 0
+    assert (metrics.num_prompts, metrics.prefill_seconds > 0) == (2, True)
 
 
 async def test_a_workers_metrics_have_vllms_names(running: _Running) -> None:
