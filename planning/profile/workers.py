@@ -19,8 +19,9 @@ from headway.request import Request, SamplingParams
 from planning.profile.front import GATEWAY_ID, Front
 from planning.profile.link import LedWorker, leading
 from planning.profile.plan import RequestSize
+from services.local.process_spec import ProcessSpec
 from services.local.store import LocalStore
-from services.local.supervisor import ProcessSpec, Supervisor
+from services.local.supervisor import Supervisor
 from services.runtime.config import ServiceConfig
 
 _FEW_TOKENS = 100  # prompts are of so many ids: every vocabulary has them

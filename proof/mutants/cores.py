@@ -506,8 +506,8 @@ CORES = (
     Mutation(
         "an endpoint that is silent is picked beside others",
         "headway/core/picker/core.py",
-        "return levels[Level.UP] or levels[Level.SILENT]",
-        "return levels[Level.UP] | levels[Level.SILENT]",
+        "return up or silent",
+        "return up | silent",
         (_PICKER_TESTS,),
     ),
     Mutation(

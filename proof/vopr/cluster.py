@@ -30,8 +30,8 @@ from proof.vopr.processes import (
 from proof.vopr.scenario import Asking, SeedScenario, names
 from proof.vopr.watch import Watch
 from proof.vopr.world import ShellWorld
-from services.local.launch import ProcessSpec
 from services.local.options import PolicyOptions
+from services.local.process_spec import ProcessSpec
 from services.local.standby_workers import StandbyWorkers
 from services.local.supervised import SupervisedProcess
 from services.local.supervisor import Supervisor

@@ -12,7 +12,8 @@ from pathlib import Path
 from proof.vopr.processes import VirtualProcess
 from proof.vopr.scenario import SeedScenario, names
 from proof.vopr.world import ShellWorld
-from services.local.launch import LaunchedProcess, LaunchingMachine, ProcessSpec
+from services.local.launch import LaunchedProcess, LaunchingMachine
+from services.local.process_spec import ProcessSpec
 from services.runtime.config import ServiceConfig
 from services.runtime.store import Store
 

@@ -25,7 +25,7 @@ from services.gateway.model_loading import load_models
 from services.gateway.served_model import ServedModels
 from services.gateway.service import GatewayService
 from services.gateway.service import build as build_gateway
-from services.local.launch import ProcessSpec
+from services.local.process_spec import ProcessSpec
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
 from services.predictor.service import build as build_predictor

@@ -16,9 +16,10 @@ from typing import Any
 from headway.errors import Code, HeadwayError
 from services.local import prometheus
 from services.local.forked import Template
-from services.local.launch import LaunchingMachine, ProcessSpec
+from services.local.launch import LaunchingMachine
 from services.local.metrics_targets import FILE_NAME, keep_targets
 from services.local.options import ClusterOptions, process_specs, worker_spec
+from services.local.process_spec import ProcessSpec
 from services.local.run_file import RunningCluster, leave_run_file, take_run_file_away
 from services.local.standby_workers import StandbyWorkers
 from services.local.store import PrivateStore, private_store

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from services.local.launch import ProcessSpec
+from services.local.process_spec import ProcessSpec
 from services.local.supervisor import Supervisor
 
 FILE_NAME = "prometheus.json"

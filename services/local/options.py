@@ -21,7 +21,7 @@ from headway.presets import (
     find_preset,
     parse_choice,
 )
-from services.local.launch import ProcessSpec
+from services.local.process_spec import ProcessSpec
 from services.runtime.config import is_loopback
 from services.runtime.identity.tls_files import tls_options
 from services.runtime.rooms import model_folder

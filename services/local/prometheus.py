@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from headway.errors import Code, HeadwayError
 
 if TYPE_CHECKING:
-    from services.local.launch import ProcessSpec
+    from services.local.process_spec import ProcessSpec
 
 FLAG = "--metrics-listen"
 _HOST = "127.0.0.1"

@@ -8,8 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from headway.errors import HeadwayError
+from services.local.process_spec import ProcessSpec
 from services.local.supervised import SupervisedProcess
-from services.local.supervisor import ProcessSpec, Supervisor
+from services.local.supervisor import Supervisor
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from headway.errors import Code, HeadwayError
-from services.local.launch import LaunchedProcess, LaunchingMachine, ProcessSpec
+from services.local.launch import LaunchedProcess, LaunchingMachine
+from services.local.process_spec import ProcessSpec
 from services.runtime import failpoints
 from services.runtime.essential import essential
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from headway.errors import HeadwayError
 from services.local.forked import Template
-from services.local.launch import LaunchingMachine, ProcessSpec
+from services.local.launch import LaunchingMachine
+from services.local.process_spec import ProcessSpec
 from services.local.supervised import SupervisedProcess
 from services.runtime.config import ServiceConfig, host_and_port
 from services.runtime.health import is_serving

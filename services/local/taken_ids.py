@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from headway.errors import Code, HeadwayError
-from services.local.launch import ProcessSpec
+from services.local.process_spec import ProcessSpec
 from services.runtime.config import ServiceConfig
 from services.runtime.store import MEMBER_TTL, Member, Store
 

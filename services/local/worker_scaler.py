@@ -12,10 +12,11 @@ import grpc
 
 from headway.errors import HeadwayError, invalid
 from protos import supervisor_pb2, supervisor_pb2_grpc
+from services.local.process_spec import ProcessSpec
 from services.local.role_change import set_role
 from services.local.standby_workers import StandbyWorkers, free_id
 from services.local.supervised import SupervisedProcess
-from services.local.supervisor import ProcessSpec, Supervisor
+from services.local.supervisor import Supervisor
 from services.runtime import wire
 from services.runtime.config import ServiceConfig
 from services.runtime.membership import MembershipLease

@@ -15,7 +15,8 @@ from cli.top import picture
 from cli.up_screen import Screen, serving_line, waiting_line
 from headway.console.recent import COLUMNS
 from services.local.forked import Template
-from services.local.launch import LaunchingMachine, ProcessSpec
+from services.local.launch import LaunchingMachine
+from services.local.process_spec import ProcessSpec
 from services.local.supervised import SupervisedProcess
 
 POINT = dict.fromkeys(COLUMNS, None) | {

@@ -19,7 +19,7 @@ SHORT_LIVED = {
     ("runtime/essential.py", "essential"),
     # awaited where they are started
     ("runtime/service.py", "_live"),
-    ("runtime/service.py", "_done_before"),
+    ("runtime/service.py", "done_before"),
     ("runtime/stream.py", "_first_of"),
     ("local/cluster.py", "serve"),
     ("worker/kv_receiver.py", "_to_the_end"),

@@ -17,8 +17,9 @@ from headway.errors import HeadwayError
 from proof.vopr.cluster import ShellCluster
 from proof.vopr.hosts import NO_ROOM
 from services.local.cluster import store_spec
+from services.local.process_spec import ProcessSpec
 from services.local.store import private_store
-from services.local.supervisor import ProcessSpec, Supervisor
+from services.local.supervisor import Supervisor
 from services.runtime import health
 from services.runtime.config import ServiceConfig
 from services.runtime.identity.roles import ServiceRole
@@ -263,7 +264,8 @@ from pathlib import Path
 from services.runtime.config import ServiceConfig
 from services.runtime.essential import Ending
 from services.runtime.store import Store
-from services.local.supervisor import ProcessSpec, Supervisor
+from services.local.supervisor import Supervisor
+from services.local.process_spec import ProcessSpec
 
 async def main(url, cluster, folder, imports):
     config = ServiceConfig(service_id="supervisor", store=url, cluster=cluster)
