@@ -13,9 +13,11 @@ PLAIN, OURS = "vllm-like", "headway"
 CHATS_FIRST, DEADLINE = "chats-first", "slo-deadline"
 ORDERS = (CHATS_FIRST, DEADLINE)
 """Orders that take an afternoon, on the plain deployment."""
+RECENT = ("qoserve", "jitserve", "split")
+"""Orders of 2026, on the plain deployment."""
 SINGLES = ("sbs", "uniboost", "star", "pascal", "tokenscale")
 """Each paper alone."""
-RIVALS = (PLAIN, *ORDERS, *SINGLES)
+RIVALS = (PLAIN, *ORDERS, *RECENT, *SINGLES)
 STAGES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "without 2 (prefill)": {"dispatch": "immediate", "packing": "round-robin"},
@@ -29,7 +31,7 @@ STAGES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 def preset_of(system: str) -> Preset:
     """Return the policies of a system."""
-    if system in ORDERS:
+    if system in (*ORDERS, *RECENT):
         return with_policies(PLAIN, params={"dispatch": {"rule": "least-kv"}}, batching=system)
     if system not in STAGES:
         return PRESETS[system]

@@ -91,7 +91,7 @@ def test_tokenscale_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 def test_composition_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(composition, "CELL", replace(composition.CELL, seconds=8.0))
     claims = composition.reproduce([1], 1)
-    assert len(claims) == 13
+    assert len(claims) == 16
     assert is_told(claims)
     assert is_compared(claims)
 
