@@ -40,10 +40,13 @@ def start_handoff(state: WorkerState, handoff: Handoff, most_rounds: int) -> lis
 
 
 def _may_leave(sequence: Sequence) -> bool:
-    """Return whether its prefill is done: it awaits a handoff, decodes, or is already leaving."""
+    """Return whether its prefill is done: it awaits a handoff, decodes, or is already leaving.
+
+    A cached prompt's last token is a decoding one, too; where it hands off it only ends a prefill.
+    """
     if sequence.stage is Stage.PREFILLED or sequence.stage is Stage.LEAVING:
         return True
-    return sequence.stage in _DECODE and sequence.decoding
+    return sequence.stage in _DECODE and sequence.decoding and not sequence.hands_off
 
 
 def _go_on(state: WorkerState, sequence: Sequence, most_rounds: int) -> list[WorkerAction]:

@@ -39,7 +39,8 @@ def newly_movable(state: WorkerState) -> list[HeldRequest]:
         sequence
         for unit in state.units
         for sequence in unit.sequences.values()
-        if not sequence.is_told and sequence.stage in _DECODE and sequence.decoding
+        if not sequence.is_told and sequence.stage in _DECODE
+        if sequence.decoding and not sequence.hands_off
     ]
     for sequence in ready:
         sequence.is_told = True

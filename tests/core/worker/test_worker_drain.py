@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from headway.cluster import Role
 from headway.core.worker.events import TransferEnded
+from headway.core.worker.lifecycle import Stage
 from headway.messages import (
+    CancelStream,
     ChangeRole,
     Drain,
     EndForward,
@@ -142,3 +144,19 @@ def test_it_hands_nothing_off_to_itself() -> None:
     results = [a for a in worker.log if isinstance(a, HandoffResult)]
     assert [(r.ok, r.retriable) for r in results] == [(False, False)]
     assert output_of(worker, 1) == expected_output(range(2, 8), 5)
+
+
+def test_a_prompt_cached_but_for_its_last_token_goes_when_that_is_computed() -> None:
+    worker = make_worker(Role.PREFILL, blocks=64, prefix_caching=True, move_rounds=2)
+    worker.model.shared = True
+    worker.post(dispatch(make_request(1, prompt=9)))
+    worker.run_pass()
+    worker.post(Drain())
+    again = replace(make_request(1, prompt=9), stream_id=2, request_id="r2")
+    worker.post(dispatch(again, dispatch_id=2))
+    worker.post(GiveBack(()))
+    worker.post(Handoff(again.key, "other", "other:1", 0, 1))  # it is not there yet
+    worker.run_pass()
+    assert worker.core.units[0].sequences[again.key].stage is Stage.PREFILLED
+    worker.post(CancelStream(again.key))
+    assert again.key not in worker.core.units[0].sequences
