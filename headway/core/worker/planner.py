@@ -54,8 +54,8 @@ class _Kept:
     refused: Sequence | None = None
     """The request that could not be admitted last time."""
     refused_version: int = -1
-    is_crowded: bool = False
-    """True if more requests of tenants that are ahead were left out of the pass than it had."""
+    crowded_from: float = inf
+    """Level up to which more requests of tenants that are ahead were left out than the pass had."""
     is_short: bool = False
 
 
@@ -122,12 +122,12 @@ class PassPlanner:
             before,
             num_prompt_tokens,
             gently=gently,
-            is_crowded=kept.is_crowded,
+            crowded_from=kept.crowded_from,
         )
         shares = plan.shares()
         if turns is not None and len(shares) < len(queue):
             turns.charge(shares)
-        kept.is_crowded = plan.num_left_out > len(shares)
+        kept.crowded_from = plan.crowded_from(len(shares))
         kept.served, kept.refused, kept.refused_version = plan.served, plan.refused, version
         kept.is_short = room.is_short
         return shares
@@ -274,10 +274,10 @@ class _UnitPlan:
         num_prompt_tokens: float,
         *,
         gently: bool,
-        is_crowded: bool,
+        crowded_from: float,
     ) -> None:
-        self._is_crowded = is_crowded  # in the last plan
-        self.num_left_out = 0  # of tenants that are ahead
+        self._crowded_from = crowded_from  # in the last plan
+        self._left_out: dict[float, int] = {}  # of tenants that are ahead, by level
         self._fair = fair  # None if the chunk is nobody's in particular
         self._turns = turns  # None if there is one tenant
         self._limits = limits
@@ -315,6 +315,18 @@ class _UnitPlan:
         self.served = list(self._planned)
         return [(item, entry.candidate) for entry, item in self._planned.items()]
 
+    def crowded_from(self, num_served: int) -> float:
+        """Return the level up to which it left out more requests than it serves; inf for none.
+
+        Whoever is at less than that level is not behind the crowd, and may be admitted.
+        """
+        num_left_out = 0
+        for level in sorted(self._left_out):
+            num_left_out += self._left_out[level]
+            if num_left_out > num_served:
+                return level
+        return inf
+
     def _serve_put_off(self) -> None:
         """Serve who waited for another's block, where the pass does not compute it after all."""
         room = self._room
@@ -342,7 +354,8 @@ class _UnitPlan:
         if not sequence.decoding and self._prompt_budget < 1:
             return
         if self._turns is not None and not (most := self._turns.most(sequence, most)):
-            self.num_left_out += 1
+            level = self._turns.levels[sequence.tenant]
+            self._left_out[level] = self._left_out.get(level, 0) + 1
             return
         if sequence.stage is Stage.WAITING and not self._admit(sequence):
             return
@@ -414,7 +427,8 @@ class _UnitPlan:
         return place[2]
 
     def _admit(self, sequence: Sequence) -> bool:
-        if self._is_crowded and self._turns is not None and self._turns.is_ahead(sequence):
+        turns = self._turns
+        if turns is not None and turns.levels.get(sequence.tenant, 0.0) >= self._crowded_from:
             self._room.is_open = False  # who stands behind it is ahead, too, or yields
             return False
         if self._room.admit(sequence, is_hopeless=sequence is self._hopeless):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +11,7 @@ from headway.core.worker.lifecycle import Stage
 from headway.core.worker.room import yielding
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.waiting import WaitingRequests, is_flood, name_of
+from headway.cost.pass_time import PassTime
 from headway.policies import registry
 from headway.policies.batching.new_reader import NewReader
 from headway.service_class import ServiceClass, Standing
@@ -64,7 +67,7 @@ def require_sums(unit: Planned) -> None:
 def require_yielding(unit: Planned) -> None:
     """What waits behind a newcomer is counted alike from both ends."""
     there, queue = unit.state.units[0], unit.planner._units[0].queue
-    newcomer = NewReader(unit.now, 4000)
+    newcomer = NewReader(unit.now, there.pool.num_blocks * there.pool.block_size)
     rank = queue.rank(newcomer, unit.now).rank
     ran = [p[2].candidate for p in queue.running if p[0] > rank]
     waited = [p[2].candidate for p in queue.waiting if p[0] > rank]
@@ -90,3 +93,20 @@ def test_what_is_kept_up_is_what_looking_at_everybody_gives(
             unit.run(items)
             require_sums(unit)
             require_yielding(unit)
+
+
+def test_a_flood_shuts_nobody_out_who_is_less_far_ahead() -> None:
+    """One tenant floods, one asks seldom; the third is a little ahead of that one."""
+    unit = make_planned(registry.make("batching", "fcfs"), chunk=256, blocks=40_000)
+    unit.planner.turns.pass_time = PassTime(0.01, 0.00005, 0.002)
+    numbers = count()
+    for _ in range(200):
+        unit.come(next(numbers), 8, 400, standing=Standing("flood"))
+    asked = []
+    for n in range(600):
+        if n % 60 == 0:
+            unit.come(next(numbers), 4, 2, standing=Standing("seldom"))
+        if n % 8 == 0:
+            asked.append(unit.come(next(numbers), 40, 12, standing=Standing("steady")))
+        unit.step()
+    assert sum(each.stage is Stage.WAITING for each in asked) <= 1
