@@ -26,6 +26,8 @@ class RoutedPrompt:
     expected_output: float = 0.0
     is_burst: bool = False
     opens_answer: bool = False
+    among: frozenset[str] | None = None
+    """The only workers that it may go to."""
 
     @property
     def key(self) -> StreamKey:
@@ -41,9 +43,10 @@ class HeldBeginnings:
     """Who holds a prompt's beginning."""
 
     hits: Mapping[UnitId, Hit]
+    among: frozenset[str] | None = None
 
     def allows(self, unit: UnitId) -> bool:
-        return True
+        return self.among is None or unit.worker_id in self.among
 
     def hit(self, unit: UnitId) -> Hit:
         return self.hits.get(unit, NO_HIT)
@@ -56,7 +59,7 @@ class HeldBeginnings:
 
     @property
     def longest(self) -> int:
-        return max(hit.num_tokens for hit in self.hits.values())
+        return max((hit.num_tokens for hit in self.hits.values()), default=0)
 
     @property
     def shortest(self) -> int:
@@ -66,13 +69,13 @@ class HeldBeginnings:
 def matches(entry: Waiting) -> HeldBeginnings | None:
     """What a policy is told of a prompt of ours."""
     assert isinstance(entry, RoutedPrompt)
-    if not entry.hits:
+    if not entry.hits and entry.among is None:
         return None
     hits = {
         UnitId(worker, 0): Hit(*hit) if isinstance(hit, tuple) else Hit(hit)
         for worker, hit in entry.hits.items()
     }
-    return HeldBeginnings(hits)
+    return HeldBeginnings(hits, entry.among)
 
 
 def unit(

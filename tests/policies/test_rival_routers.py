@@ -191,6 +191,13 @@ def test_llm_d_sends_cold_prompts_to_the_unit_longest_without() -> None:
     assert goes_to(policy, loads, cold(7)) == first[0]
 
 
+def test_llm_d_sends_cold_prompts_of_a_hint_to_the_unit_of_it_longest_without() -> None:
+    policy, loads, hint = LlmD(), [unit(name) for name in ("a", "b", "c")], frozenset("bc")
+    sent = [goes_to(policy, loads, RoutedPrompt(name, among=hint)) for name in range(3)]
+    assert sorted(map(str, sent[:2])) == ["b", "c"]
+    assert sent[2] == sent[0]
+
+
 def test_llm_d_forgets_a_lost_units_cold_prompts() -> None:
     policy, loads = LlmD(), [unit("a"), unit("b")]
     sent = [goes_to(policy, loads, cold(name)) for name in range(2)]

@@ -39,7 +39,9 @@ class RoutedUnit:
     @classmethod
     def of(cls, unit: PromptUnit, matches: Matches | None) -> RoutedUnit:
         """Return a unit with what it holds of a prompt."""
-        return cls(unit, NO_HIT if matches is None else matches.hit(unit.unit), matches is None)
+        if matches is None:
+            return cls(unit, NO_HIT, True)
+        return cls(unit, matches.hit(unit.unit), not matches.longest)
 
     @property
     def name(self) -> tuple[str, int]:
