@@ -106,3 +106,16 @@ def test_every_value_is_in_the_schema() -> None:
     jsonschema.validate({**values, **needed}, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(values, schema)
+
+
+@needs_helm
+def test_a_file_of_endpoints_stands_instead_of_the_pool_and_tls_has_probes_of_its_own() -> None:
+    wanted = ["endpointsFile=/files/endpoints.toml", "plaintext=false"]
+    deployment = _objects([*_PLAIN, *wanted])["Deployment"]
+    kubernetes_validate.validate(deployment, "1.30", strict=True)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    given = [each for each in container["args"] if "endpoints" in each or "pool" in each]
+    assert given == ["--endpoints-file=/files/endpoints.toml"]
+    probes = container["livenessProbe"], container["readinessProbe"]
+    assert [each["httpGet"]["path"] for each in probes] == ["/live", "/ready"]
+    assert all("grpc" not in each for each in probes)
