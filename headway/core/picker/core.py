@@ -486,7 +486,15 @@ class PickerCore:
             known.joined = False
             address = known.endpoint.info.address
             self._actions.append(Note("endpoint_left", worker_id=address, detail=reason))
+            if known.endpoint.info.role is Role.PREFILL:
+                self._place_prompts_again()
             self._tell(WorkerGone(address, f"endpoint {address}: {reason}"), now)
+
+    def _place_prompts_again(self) -> None:
+        """Let those that wait go where they may without a prefill endpoint that has left."""
+        for key in self._due:
+            request, among = self._open[key].request, self._open[key].among
+            self._scheduler.restrict(key, self._places_of_prompt(request, among))
 
     def _on_kv_changed(self, event: KvChanged, now: float) -> None:
         known = self._touch(event.address)

@@ -385,8 +385,10 @@ class SchedulerCore:
                 del self._pools[pool.model]
 
     def restrict(self, key: StreamKey, worker_ids: Collection[str] | None) -> None:
-        """Let a request that is about to be submitted go to these workers alone; None: to any."""
-        if worker_ids is not None:
+        """Let a request that waits, or is about to, go to these workers alone; None: to any."""
+        if worker_ids is None:
+            self._state.restricted.pop(key, None)
+        else:
             self._state.restricted[key] = worker_ids
 
     def owed_tokens(self, key: StreamKey) -> int:

@@ -114,6 +114,16 @@ def test_a_prefill_endpoint_that_fails_takes_no_decode_endpoint_along() -> None:
     assert health[gateway.pick(whole).endpoints[0]] == "down"
 
 
+def test_what_waits_for_a_prefill_endpoint_runs_whole_once_it_is_down() -> None:
+    gateway = split_pool((P, Role.PREFILL), (D, Role.DECODE))
+    first, second = gateway.ask(900), gateway.ask(900)
+    assert gateway.pick(first).prefiller == P
+    assert second not in gateway.answers
+    gateway.scraped(P, Silence.REFUSED)
+    pick = gateway.pick(second)
+    assert (pick.endpoints, pick.prefiller) == ((D,), "")
+
+
 def test_without_a_prefill_endpoint_all_stay_whole() -> None:
     gateway = split_pool()
     gateway.scraped(P, Silence.REFUSED)
