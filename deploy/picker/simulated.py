@@ -66,7 +66,7 @@ class Endpoint:
     through: int = 0
     """Prompt tokens that its passes have computed."""
     seconds: float = 0.0
-    """Of prompts, from the first pass to the last, as vLLM counts them."""
+    """Seconds of prompts, from the first pass to the last, as vLLM counts them."""
     prompts: int = 0
     cache: OrderedDict[object, None] = field(default_factory=OrderedDict)
 

@@ -23,7 +23,7 @@ NO_ROOM = 126
 
 
 class VirtualHost:
-    """What stands between an order to launch a process and its life."""
+    """Conditions between an order to launch a process and its life."""
 
     def __init__(self, failures: Iterable[int] = (), seconds: float = 0.0) -> None:
         self.failures = deque(failures)
@@ -60,10 +60,10 @@ class VirtualHosts(LaunchingMachine):
         self._rng = world.wires.own[SUPERVISOR]
         self.by_name: defaultdict[str, VirtualHost] = defaultdict(VirtualHost)
         self.names = {name: name for name in names(scenario)}
-        """Of hosts, by their processes' ids."""
+        """Names of hosts, by their processes' ids."""
         self._next_worker = len(scenario.roles)
         self.of_next_worker = VirtualHost()
-        """What the host of the next new worker is like."""
+        """Conditions of the next new worker's host."""
         self.failed_starts: Counter[str] = Counter()
         """By process's id."""
 

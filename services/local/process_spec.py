@@ -1,4 +1,4 @@
-"""What a service's process is launched with."""
+"""The specification that a service's process is launched by."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class UnitFlights:
     blocks: int = 0
     tokens: int = 0
     accepted_tokens: int = 0
-    """Of ``tokens``, those that are acknowledged: R_queued."""
+    """Tokens of ``tokens`` that are acknowledged: R_queued."""
 
 
 class Flights:

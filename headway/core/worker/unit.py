@@ -95,7 +95,7 @@ class WorkerUnit:
         self.tenants: Counter[str] = Counter()
         """Requests by tenant."""
         self.prompts: dict[StreamKey, Sequence] = {}
-        """Of ``holding``, who may lack prompt tokens; who reads it takes out those that decode."""
+        """Those of ``holding`` that may lack prompt tokens; readers take out those that decode."""
         self._making: dict[BlockHash, Sequence] = {}
         """Requests by the name of the prompt's block that each computes next."""
 

@@ -17,7 +17,7 @@ _K = TypeVar("_K", float, int)
 
 
 class _Part(NamedTuple):
-    """What one request adds to the sums."""
+    """A request's part of the sums."""
 
     name: str
     weight: float
