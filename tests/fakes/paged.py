@@ -19,6 +19,7 @@ from headway.core.worker.events import (
     RefuseKv,
     SendTokens,
     StartTransfer,
+    StopTransfer,
     TransferEnded,
     WorkerAction,
     WorkerEvent,
@@ -138,6 +139,7 @@ class WorkerHarness:
         self.tokens: dict[int, dict[int, int]] = {}
         self.ends: dict[int, list[str]] = {}
         self.transfers: deque[StartTransfer] = deque()
+        self.stopped: set[StreamKey] = set()  # among the transfers
         self.num_told: dict[StreamKey, int] = {}
         self.now = 0.0
 
@@ -150,6 +152,8 @@ class WorkerHarness:
                 self.passes.append(action)
             elif isinstance(action, StartTransfer):
                 self.transfers.append(action)
+            elif isinstance(action, StopTransfer):
+                self.stopped.add(action.key)
             elif isinstance(action, SendTokens):
                 self._take(action)
         return actions
@@ -229,6 +233,9 @@ def send_part(source: WorkerHarness, target: WorkerHarness) -> RefuseKv | None:
     """Perform the next part of a move, up to what the sender and the receiver tell."""
     start = source.transfers.popleft()
     key, model = start.request.key, source.model
+    if key in source.stopped:  # its blocks may be another's by now
+        break_off(source, target, start)
+        return None
     tokens = model.read_host(start.host_blocks) if start.host_blocks else model.read(start.blocks)
     output = start.request.output_token_ids
     question: KvOffered | KvContinued
@@ -273,6 +280,7 @@ def send_part(source: WorkerHarness, target: WorkerHarness) -> RefuseKv | None:
 def break_off(source: WorkerHarness, target: WorkerHarness, start: StartTransfer) -> None:
     """A move ends without its last part, as both sides are told."""
     handoff = start.handoff
+    source.stopped.discard(handoff.key)
     target.post(KvAborted(handoff.key))
     source.post(TransferEnded(handoff.key, handoff.target_worker_id, handoff.target_unit, False))
 
