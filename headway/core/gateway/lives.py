@@ -249,6 +249,9 @@ class Lives:
             return None
         life.status = OPEN
         life.end(now, status, life.error)
+        if first_answer_at is not None and life.ended_at is not None:
+            # The end is noted as it comes, an answer as its text is made: a moment later.
+            first_answer_at = min(first_answer_at, life.ended_at)
         life.first_answer_at, life.num_reasoning = first_answer_at, num_reasoning
         if num_output is not None:
             life.settle(num_output)
