@@ -34,6 +34,8 @@ COMMANDS = {
     "vopr": "simulated clusters under faults; every token and block is checked",
     "predictor": "collect hidden states, train a predictor of remaining lengths",
 }
+_HELPED_BY_A_SERVICE = {"picker"}
+"""Commands whose ``--help`` is that of the service that they become."""
 _WRONG_CALLS = (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
 
 
@@ -63,7 +65,8 @@ def add_commands(
     """Register subcommands by name and help text; each has a module of its name in ``room``."""
     subparsers = parser.add_subparsers(dest=dest, required=True, metavar=metavar)
     for name, says in commands.items():
-        subparsers.add_parser(name, help=says, module=f"{room}.{name}")
+        add_help = name not in _HELPED_BY_A_SERVICE
+        subparsers.add_parser(name, help=says, module=f"{room}.{name}", add_help=add_help)
 
 
 def command_line() -> Command:

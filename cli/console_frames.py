@@ -9,8 +9,7 @@ from typing import Any
 
 import httpx
 
-from bench.serve.client import Endpoint
-from bench.serve.replay import error_text
+from bench.serve.client import Endpoint, error_text
 from cli.options import REFUSALS
 from headway.console.patch import apply_patch
 from headway.console.recent import COLUMNS

@@ -17,9 +17,8 @@ from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
-from bench.serve.client import Endpoint
-from bench.serve.replay import error_text
-from cli import explain_scaling, explain_what_if
+from bench.serve.client import Endpoint, error_text
+from cli import explain_what_if
 from cli.explain_life import life_text, time_of
 from cli.explain_own import OwnUnitTold
 from cli.options import REFUSALS
@@ -29,7 +28,7 @@ from headway.life.reasons import several
 from headway.life.record import LifeRecord
 from headway.request import is_named
 from results.recording import DECISIONS, LIVES
-from services.local.run_file import found_url
+from services.local.run_file import SECRET_FILE, found_url
 
 MOST_LINE_CHARS = 1 << 24
 MOST_OTHERS = 8
@@ -64,8 +63,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         f"({explain_what_if.USUAL}); '' for none",
     )
     add("--profile", default="", metavar="NAME", help="costs of an instance for --what-if")
-    explain_scaling.add_options(parser)
+    _add_scaling(parser.add_argument_group("scaling"))
     parser.set_defaults(run=run)
+
+
+def _add_scaling(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--autoscaler", default="", metavar="HOST:PORT", help="default: found in the store")
+    add("--store", default="", help="its URL; default: of `headway up`, else $HEADWAY_STORE")
+    add("--cluster", default="", help="its name in the store; default: that of `headway up`")
+    default = f"$HEADWAY_CLUSTER_SECRET_FILE, or {SECRET_FILE} of --log-dir, if there"
+    add("--cluster-secret-file", type=Path, metavar="FILE", help=f"default: {default}")
+    add("--certs", type=Path, metavar="DIR", help="with an operator's certificate: run/certs")
+    add("--last", type=int, default=0, metavar="N", help="decisions looked at (default: all kept)")
+    add("--all", dest="every", action="store_true", help="those that changed nothing, too")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
     explain_what_if.require_profile(args.profile)
     is_live = args.folder is None
     if is_live and args.request == "scaling":
+        from cli import explain_scaling  # gRPC and the store, which nothing else here needs
+
         return explain_scaling.run(args)
     where = (args.url or found_url(args.log_dir)) if is_live else str(args.folder)
     call = (
@@ -113,7 +126,9 @@ def _tell_what_if(
 def _replays(args: argparse.Namespace, where: str) -> explain_what_if.Replays:
     """Return what replays a request with a preset: a gateway, or this process for a run."""
     if args.folder is not None:
-        return explain_what_if.SimulatedRun(args.folder).replay
+        from cli.explain_run import SimulatedRun
+
+        return SimulatedRun(args.folder).replay
 
     def replay(life: LifeRecord, preset: str) -> explain_what_if.ReplayedTimes:
         asked = {"request": life.request_id, "preset": preset, "profile": args.profile}

@@ -13,7 +13,7 @@ from headway.core.autoscaler.events import ROLES, PublishTargets
 from headway.errors import Code, HeadwayError
 from headway.life.reasons import several
 from headway.policies.scaling.protocol import PoolLoad, StartUp
-from services.local.run_file import RunningCluster, found_cluster
+from services.local.run_file import SECRET_FILE, RunningCluster, found_cluster
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig, read_config
@@ -23,21 +23,6 @@ from services.runtime.store import Store
 
 _TIMEOUT = 10.0
 _INDENT = " " * 4
-_SECRET = "cluster.secret"  # in the folder of `headway up`
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Register them."""
-    group = parser.add_argument_group("scaling")
-    add = group.add_argument
-    add("--autoscaler", default="", metavar="HOST:PORT", help="default: found in the store")
-    add("--store", default="", help="its URL; default: of `headway up`, else $HEADWAY_STORE")
-    add("--cluster", default="", help="its name in the store; default: that of `headway up`")
-    default = f"$HEADWAY_CLUSTER_SECRET_FILE, or {_SECRET} of --log-dir, if there"
-    add("--cluster-secret-file", type=Path, metavar="FILE", help=f"default: {default}")
-    add("--certs", type=Path, metavar="DIR", help="with an operator's certificate: run/certs")
-    add("--last", type=int, default=0, metavar="N", help="decisions looked at (default: all kept)")
-    add("--all", dest="every", action="store_true", help="those that changed nothing, too")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,7 +61,7 @@ def _config(args: argparse.Namespace) -> ServiceConfig:
 
 def _left_secret(folder: Path) -> Path | None:
     """Return the secret that ``headway up`` has left there: older than what the user sets."""
-    left = folder / _SECRET
+    left = folder / SECRET_FILE
     return left if left.exists() else None
 
 

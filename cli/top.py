@@ -19,7 +19,6 @@ from headway.core.gateway.rows import PHASES, SORTS, RowQuery
 from services.local.run_file import found_url
 
 _STATES = {"serving": "green", "draining": "yellow", "starting": "cyan", "gone": "bold red"}
-_TURNS = 20
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -64,13 +63,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _print_once(console: Console, url: str, key: str, query: Mapping[str, str]) -> None:
-    """Print the first frame that shows the cluster, too; what is missing then stays out."""
-    turn = 0
+    """Print the first frame."""
     async for frame in frames(url, key, query):
-        turn += 1
-        if frame.get("workers") or turn >= _TURNS:
-            console.print(picture(frame))
-            return
+        console.print(picture(frame))
+        return
 
 
 async def _follow(console: Console, url: str, key: str, query: Mapping[str, str]) -> None:

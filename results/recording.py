@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from headway.life.form import packed
-from headway.sim.experiment import Run
-from headway.sim.records import Record
 from results.output import require_extra
-from services.scheduler.explanations import write_decisions
+
+if TYPE_CHECKING:  # whoever reads a run needs no simulator
+    from headway.sim.experiment import Run
+    from headway.sim.records import Record
 
 REQUESTS, DECISIONS, LIVES = "requests.jsonl", "decisions.jsonl", "lives.jsonl"
 MAKING = "run.json"
@@ -35,6 +37,8 @@ _COLUMNS: Mapping[str, type] = MappingProxyType(
 
 def write_run(folder: Path, run: Run, making: Mapping[str, object] | None = None) -> None:
     """Into a folder, which is made if need be. ``making``: what makes the run again."""
+    from services.scheduler.explanations import write_decisions
+
     folder.mkdir(parents=True, exist_ok=True)
     if making is not None:
         (folder / MAKING).write_text(json.dumps(making, indent=1) + "\n", "utf-8")

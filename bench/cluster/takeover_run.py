@@ -13,9 +13,8 @@ from pathlib import Path
 
 from bench.cluster.leader import kill_leader, next_leader
 from bench.cluster.offered import num_resubmitted
-from bench.serve.client import Client, Endpoint, RequestFailedError
+from bench.serve.client import Client, Endpoint, RequestFailedError, error_text
 from bench.serve.plan import PATHS
-from bench.serve.replay import error_text
 from bench.serve.sse import DONE, Delta, read_delta
 from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions

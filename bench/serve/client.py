@@ -7,6 +7,7 @@ the server would measure; here a token costs the parser (C), one split and one `
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +34,15 @@ class RequestFailedError(Exception):
         super().__init__(f"{kind}: {detail}")
         self.kind = kind
         self.detail = detail
+
+
+def error_text(body: bytes | bytearray) -> str:
+    """Return the message of OpenAI's error object, or the start of whatever came."""
+    try:
+        message = json.loads(body)["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        message = bytes(body[:200]).decode("utf-8", "replace")
+    return str(message)[:300]
 
 
 def _is_graphic(text: str) -> bool:

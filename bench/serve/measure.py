@@ -12,9 +12,9 @@ from argparse import Namespace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.serve.client import Client, Endpoint, RequestFailedError
+from bench.serve.client import Client, Endpoint, RequestFailedError, error_text
 from bench.serve.plan import Options, Plan, make_plan
-from bench.serve.replay import Replay, Tally, error_text
+from bench.serve.replay import Replay, Tally
 from bench.serve.report import print_report, summarise, write_report
 from headway.errors import Code, HeadwayError
 from headway.metrics import Slo

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
-import json
 import time
 from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bench.serve.client import Client, RequestFailedError
+from bench.serve.client import Client, RequestFailedError, error_text
 from bench.serve.plan import Plan, Planned
 from bench.serve.sse import Stream
 from headway.metrics import RequestTimes
@@ -200,12 +199,3 @@ def _complete(outcome: ReplayedRequest, stream: Stream) -> None:
     )
     if outcome.planned.answer is not None:
         outcome.correct = stream.answer == outcome.planned.answer
-
-
-def error_text(body: bytes | bytearray) -> str:
-    """Return the message of OpenAI's error object, or the start of whatever came."""
-    try:
-        message = json.loads(body)["error"]["message"]
-    except (ValueError, LookupError, TypeError):
-        message = bytes(body[:200]).decode("utf-8", "replace")
-    return str(message)[:300]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import NamedTuple
 
 import aiohttp
 
@@ -24,10 +22,9 @@ from headway.core.picker.events import (
     Refuse,
 )
 from headway.core.scheduler.events import Decision, Note
-from headway.core.scheduler.settings import SchedulerSettings
-from headway.core.settings import policy_settings, require_policies
 from headway.errors import HeadwayError
 from headway.request import StreamKey
+from services.endpoints.choosing import WatchIntervals
 from services.endpoints.endpoints_file import EndpointEntry, Listed, resolve
 from services.endpoints.pool_watch import PoolWatch
 from services.endpoints.watcher import Watcher
@@ -36,30 +33,8 @@ from services.runtime.driver import Driver
 from services.runtime.essential import essential
 from services.runtime.kubernetes import require_client
 from services.runtime.logs import get_logger
-from services.runtime.preset import PresetConfig
-
-_NO_WATCHDOG = 1e6  # seconds
 
 Answer = Pick | Refuse
-
-
-class WatchIntervals(NamedTuple):
-    """Seconds between scrapes, for a scrape, and between look-ups of names."""
-
-    scrape: float = 1.0
-    timeout: float = 1.0
-    resolve: float = 5.0
-
-
-def choosing_settings(config: PresetConfig, limits: SchedulerSettings) -> SchedulerSettings:
-    """Return the settings of a core that chooses endpoints; HeadwayError for an unknown policy."""
-    preset, costs = config.chosen(), config.costs()
-    require_policies(preset, costs)
-    settings = policy_settings(preset, costs, replace(limits, prefix_hits=True)).scheduler
-    params = dict(settings.dispatch_params)
-    if "watchdog_floor" in params:  # an endpoint's ledger is never silent: the clock drains it
-        params["watchdog_floor"] = _NO_WATCHDOG
-    return replace(settings, dispatch_params=params)
 
 
 class EndpointPool:

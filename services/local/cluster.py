@@ -20,7 +20,7 @@ from services.local.launch import LaunchingMachine
 from services.local.metrics_targets import FILE_NAME, keep_targets
 from services.local.options import ClusterOptions, process_specs, worker_spec
 from services.local.process_spec import ProcessSpec
-from services.local.run_file import RunningCluster, leave_run_file, take_run_file_away
+from services.local.run_file import SECRET_FILE, RunningCluster, leave_run_file, take_run_file_away
 from services.local.standby_workers import StandbyWorkers
 from services.local.store import PrivateStore, private_store
 from services.local.supervisor import Supervisor
@@ -31,8 +31,6 @@ from services.runtime.essential import Ending, essential
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.identity.tls_files import tls_options
 
-SECRET_FILE = "cluster.secret"
-"""In the run folder, made at the first start; ``headway explain scaling`` looks for it there."""
 CERTIFICATES = "certs"
 """In the run folder, unless the options name another."""
 _ASKED = (ServiceRole.GATEWAY, ServiceRole.AUTOSCALER)

@@ -12,6 +12,8 @@ from headway.errors import Code, HeadwayError
 
 RUN_FILE = "cluster.json"
 """In the run folder, while the cluster runs; its owner alone may read it."""
+SECRET_FILE = "cluster.secret"
+"""In the run folder, made at the first start; ``headway explain scaling`` looks for it there."""
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import sys
 
-import uvloop
-
 from headway.errors import HeadwayError
 from services.picker.config import PickerConfig
 from services.runtime.config import load_config
-from services.runtime.essential import Ending
-from services.runtime.log_lines import configure_logs
-from services.runtime.logs import get_logger
 
 
 def main() -> int:
     """Run until a signal; return the exit status."""
-    config = load_config(PickerConfig)
+    config = load_config(PickerConfig)  # a wrong flag is refused before the rest is imported
+
+    import uvloop
+
+    from services.runtime.essential import Ending
+    from services.runtime.log_lines import configure_logs
+    from services.runtime.logs import get_logger
+
     configure_logs(config.log_level, config.log_format, "picker", config.service_id)
     try:
         from services.picker.service import serve

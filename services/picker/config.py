@@ -12,7 +12,7 @@ from headway.core.scheduler.settings import SchedulerSettings
 from headway.errors import Code, HeadwayError
 from headway.policies.packing.flow_control import FlowControl
 from headway.service_class import ServiceClasses, parse_classes, shipped_classes
-from services.endpoints.pool import WatchIntervals, choosing_settings
+from services.endpoints.choosing import WatchIntervals, choosing_settings
 from services.runtime.preset import PresetConfig
 
 _SCHEDULER, _PICKER = SchedulerSettings(), PickerSettings()

@@ -47,6 +47,7 @@ class ServiceConfig(BaseSettings):
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_hide_none_type=True,
+        cli_exit_on_error=False,
         protected_namespaces=(),
         extra="forbid",
     )
@@ -158,7 +159,7 @@ def load_config(config_class: type[C], argv: Sequence[str] | None = None) -> C:
 def read_config(config_class: type[C], argv: Sequence[str]) -> C:
     """Return the configuration from flags and environment; HeadwayError where it is wrong.
 
-    Flags that do not exist, and ``--help``, end the process.
+    ``--help`` ends the process.
     """
     program = f"headway service {config_class.service_name()}"
     try:
@@ -166,7 +167,8 @@ def read_config(config_class: type[C], argv: Sequence[str]) -> C:
     except ValidationError as error:
         problems = [_problem(each) for each in error.errors()]
     except SettingsError as error:
-        problems = [str(error)]
+        problem = str(error).removeprefix("error parsing CLI: ")
+        problems = [f"{program}: {problem}; {program} --help lists what there is"]
     raise HeadwayError(Code.INVALID_ARGUMENT, "\n".join(problems))
 
 

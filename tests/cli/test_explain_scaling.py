@@ -15,8 +15,7 @@ from cli.explain_scaling import decision_text, explained
 from headway.core.autoscaler.events import PublishTargets
 from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, StartUp, Targets
 from services.autoscaler.config import AutoscalerConfig
-from services.local.cluster import SECRET_FILE
-from services.local.run_file import RunningCluster, leave_run_file
+from services.local.run_file import SECRET_FILE, RunningCluster, leave_run_file
 from services.runtime import wire
 from services.runtime.identity.secret import load_secret
 from services.runtime.store import Member, Store

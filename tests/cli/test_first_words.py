@@ -56,6 +56,9 @@ def imported_by(words: str, folder: Path) -> tuple[int, frozenset[str], str]:
         ("demo --help", HEAVY),
         ("reproduce --help", HEAVY),
         ("calibrate fit --help", HEAVY),
+        ("explain --help", MODELS),
+        ("trace --help", MODELS),
+        ("picker --help", NUMBERS),
         ("policies", NUMBERS - {"numpy"}),
         ("service worker --help", NUMBERS),
         ("service gateway --help", NUMBERS),
@@ -87,6 +90,10 @@ def test_help_imports_nothing_that_takes_long(
         ("reproduce sbs --policy batching=nope", HEAVY, "batching is 'nope'"),
         ("plan", HEAVY, "required: --trace"),
         ("calibrate fit", HEAVY, "required: --out"),
+        ("explain", MODELS, "required: request"),
+        ("picker --longest-hold nope", NUMBERS, "--longest-hold is 'nope'"),
+        ("picker --nope", NUMBERS, "headway service picker: unrecognized arguments: --nope; "),
+        ("service worker --nope", NUMBERS, "unrecognized arguments: --nope; headway service"),
         ("service worker --role nope", NUMBERS, "--role is 'nope'"),
         ("service gateway --http-port nope", NUMBERS, "--http-port is 'nope'"),
         ("service scheduler --policy placement=nope", NUMBERS, "placement is 'nope'"),
@@ -98,6 +105,7 @@ def test_a_typed_mistake_is_refused_before_anything_that_takes_long_is_imported(
     status, imported, said = imported_by(words, tmp_path)
     assert status == 2
     assert says in said
+    assert len(said.splitlines()) == 1
     assert sorted(imported & heavy) == []
     assert not list(tmp_path.iterdir())
 

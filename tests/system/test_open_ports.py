@@ -11,7 +11,8 @@ import grpc
 import pytest
 
 from cli import up
-from services.local.cluster import SECRET_FILE, LocalCluster
+from services.local.cluster import LocalCluster
+from services.local.run_file import SECRET_FILE
 from services.local.store import free_port
 from services.runtime.identity.access import WHO_MAY_CALL
 from tests.fakes.local_cluster import MODEL, START_PATIENCE

@@ -24,6 +24,8 @@ from services.gateway.http.exchange import Exchange
 from services.gateway.outputs import OWN_FAULT, Output
 
 _INTERVAL = 0.5
+_FIRST = 0.02
+"""Seconds between looks for the first answer of the cluster: nobody is shown what was before."""
 _MOST_IN_FULL = 2
 """Different views that are told every interval; more of them are told less often."""
 MOST_WATCHERS = 8
@@ -138,6 +140,9 @@ class ConsoleFeed:
         """Send everybody what has changed; the work is done once for all of one view."""
         self._timer = None
         if not self.is_watched:
+            return
+        if not self._observer.has_looked:
+            self._timer = asyncio.get_running_loop().call_later(_FIRST, self._tell)
             return
         before, shared = self._shared, self.frame()
         self._shared = shared

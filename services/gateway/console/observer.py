@@ -50,13 +50,15 @@ class ClusterObserver:
         self._channels = Channels(config, ServiceRole.AUTOSCALER)
         self._task: asyncio.Task[NoReturn] | None = None
         self._frame: dict[str, Any] = {"cluster": {}, "schedulers": {}, "leader": None}
+        self.has_looked = False
+        """True once something was found, or sought in vain, since somebody looks."""
         self._heard_at: dict[str, float] = {}
         self._scaling: dict[str, Any] = {}
         self._scaled_at = 0.0
 
     @property
     def frame(self) -> Mapping[str, Any]:
-        """Return the newest findings; none before the first answer."""
+        """Return the newest findings; before the first look, those of who looked last."""
         return {**self._frame, **self._scaling}
 
     def start(self) -> None:
@@ -69,6 +71,7 @@ class ClusterObserver:
         if self._task is not None:
             self._task.cancel()
             self._task = None
+            self.has_looked = False
 
     async def stop(self) -> None:
         """Close the channels."""
@@ -101,6 +104,7 @@ class ClusterObserver:
                 self._heard_at[name] = now
         silent = {name: self._heard_at[name] for name in answers if not answers[name]}
         self._frame["silent"] = silent
+        self.has_looked = True
         if now - self._scaled_at >= _SCALING_INTERVAL:
             self._scaled_at = now
             self._scaling = await self._look_at_scaling()

@@ -33,7 +33,8 @@ from headway.engine import Drawn, EngineInfo, EngineStepped
 from headway.errors import Code, HeadwayError
 from headway.policies.packing.flow_control import FlowControl
 from headway.request import FinishReason, Request, StreamKey, TokenLogprobs
-from services.endpoints.pool import EndpointPool, WatchIntervals, choosing_settings
+from services.endpoints.choosing import WatchIntervals, choosing_settings
+from services.endpoints.pool import EndpointPool
 from services.runtime.clock import Clock
 from services.runtime.essential import essential
 from services.runtime.logs import get_logger

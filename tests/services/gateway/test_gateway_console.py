@@ -234,6 +234,25 @@ async def test_nobody_asks_the_leader_while_nobody_watches(running: Cluster) -> 
         await until(lambda: not running.service.console.feed.is_watched)
 
 
+async def test_who_looks_later_is_not_shown_as_new_what_another_one_saw(running: Cluster) -> None:
+    """Whatever the leader said to the last one who looked, it may have died since."""
+    running.emulated.picture = PICTURE
+
+    async def first_frame(client: httpx.AsyncClient) -> dict[str, Any]:
+        async with client.stream("GET", "/console/stream") as response:
+            async for frame in frames(response):
+                if "history" not in frame:
+                    return frame
+        raise AssertionError("the stream ended without a frame")
+
+    await running.store.join(Member("worker", "decode-1", "127.0.0.1:1", "decode"), 600.0)
+    async with patient(running) as client:
+        assert (await first_frame(client))["silent"] == {}
+        await until(lambda: not running.service.console.feed.is_watched)
+        running.emulated.picture = None
+        assert "leader" in (await first_frame(client))["silent"]
+
+
 async def test_top_prints_what_the_page_shows(
     running: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,8 +281,9 @@ async def test_what_was_recorded_is_replayed_by_the_simulator(
         assert found.json()["num_requests"] == 3
         assert found.json()["replayed"]["ttft_p50"] > 0
         assert found.json()["control"] == found.json()["replayed"]
-        more = await client.post("/console/what-if", json={**asked, "recorded": {"unified": 3}})
-        assert more.json()["control"] != more.json()["replayed"]
+        other = await client.post("/console/what-if", json={**asked, "recorded": {"decode": 1}})
+        assert other.json()["replayed"] == found.json()["replayed"]
+        assert other.json()["control"]["ttft_p50"] is None
         for wrong, said in (
             ({**asked, "profile": "../../secret"}, "the name of a profile"),
             ({**asked, "prefill": "many"}, "whole numbers"),
