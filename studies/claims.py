@@ -168,6 +168,10 @@ def _name_of(job: object) -> str:
 
 
 def _and_collect(work: Callable[[T], R], job: T) -> R:
-    """Work, and free the cycles of the run before: during a run they are searched for seldom."""
-    gc.collect()
-    return work(job)
+    """Work, and free the run's cycles: meanwhile they are searched for seldom."""
+    gc.freeze()  # only what is new is searched
+    try:
+        return work(job)
+    finally:
+        gc.collect()
+        gc.unfreeze()

@@ -14,7 +14,9 @@ class SeldomCollected:
 
     def __enter__(self) -> None:
         self._before = gc.get_threshold()
-        gc.freeze()
+        self._freezes = not gc.get_freeze_count()  # else who does it ends it
+        if self._freezes:
+            gc.freeze()
         gc.set_threshold(_SELDOM, *self._before[1:])
 
     def __exit__(
@@ -24,4 +26,5 @@ class SeldomCollected:
         trace: TracebackType | None,
     ) -> None:
         gc.set_threshold(*self._before)
-        gc.unfreeze()
+        if self._freezes:
+            gc.unfreeze()

@@ -126,8 +126,10 @@ class Pair(WorkerPair):
                 assert unit.host.num_free == unit.host.num_blocks
 
     def run(self) -> None:
-        """Let passes and moves go on."""
+        """Let passes and moves go on, until there is none."""
         for _ in range(400):
+            if not any(worker.passes or worker.transfers for worker in self.workers):
+                return
             for worker, other in (self.workers, self.workers[::-1]):
                 worker.run_pass()
                 if worker.transfers:
