@@ -12,8 +12,10 @@ from bench.floods.offered import FLOODER, Flood
 from bench.floods.simulated import FloodedCluster, rows_of
 from headway.cluster import Role
 from headway.errors import HeadwayError
+from headway.presets import PRESETS, find_preset
 from headway.service_class import ServiceClass, Standing
 from headway.sim.cluster import SimRequest
+from headway.sim.experiment import UNLIMITED, Conditions, cluster_spec
 from headway.sim.records import Record
 from studies.runs import run
 from tests.fakes.sim_clusters import cluster_of, instance
@@ -106,3 +108,24 @@ def test_batch_work_fills_what_is_left_and_ends() -> None:
     both = served(arrivals("chat", 30.0, chat), arrivals("batch", 20.0, batch, 1000))
     assert p99(both, "chat") <= 3 * alone
     assert all(record.finished for record in both)
+
+
+def p99_beside_outputs(preset: str, num_outputs: int) -> float:
+    """P99 of another key's 4 tokens, beside a burst that claims all blocks of a lone unit."""
+    unit = instance(Role.UNIFIED, kv_capacity_tokens=2048, chunk_tokens=256)
+    spec = cluster_spec(find_preset(preset), Conditions(((unit, 1),), limits=UNLIMITED))
+    burst = (
+        SimRequest(f"burst-{n}", 0.5, 16, 60, standing=Standing("burst"))
+        for n in range(num_outputs)
+    )
+    mine = (
+        SimRequest(f"mine-{n}", 0.55 + 0.25 * n, 12, 4, standing=Standing("mine"))
+        for n in range(12)
+    )
+    found = run(spec, [*burst, *mine], is_start=True).records
+    return max(r.ttlt for r in found if r.request_id.startswith("mine-") and r.ttlt)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_outputs_that_claim_all_blocks_make_nobody_else_wait_for_their_ends(preset: str) -> None:
+    assert p99_beside_outputs(preset, 300) <= 6 * p99_beside_outputs(preset, 0)

@@ -135,7 +135,8 @@ class Books:
         self._release(entry)
 
     def _hold(self, entry: Tracked, unit: UnitId) -> None:
-        self._instances[unit.worker_id].hold(entry.key, unit.unit)
+        instance = self._instances[unit.worker_id]
+        instance.hold(entry.key, unit.unit, entry.tenant, entry.num_tokens)
 
     def _release(self, entry: Tracked) -> None:
         target = entry.target

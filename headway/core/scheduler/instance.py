@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from types import MappingProxyType
+from typing import NamedTuple
 
 from headway.blocks import blocks_for
 from headway.cluster import Role, UnitId, UnitLoad, WorkerInfo
@@ -24,6 +25,7 @@ from headway.policies.rescheduling import Horizon
 from headway.request import Request, StreamKey
 
 NOTHING: Mapping[StreamKey, int] = MappingProxyType({})
+NO_CLAIMS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -33,6 +35,14 @@ class _Inbound:
     unit: int
     num_tokens: int
     landed: bool = False
+
+
+class _Held(NamedTuple):
+    """A request of the ledger: its unit, whom it counts for, and the blocks of its prompt."""
+
+    unit: int
+    tenant: str
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +71,9 @@ class Instance:
         self.draining = False
         self.has_changed = False  # changed its role; it may hold requests of the old one
         self.reported_at = -inf
-        self._keys: dict[StreamKey, int] = {}  # with their units
+        self._keys: dict[StreamKey, _Held] = {}
         self._num_held = Counter[int]()  # by unit
+        self._claims: dict[int, dict[str, int]] = {}  # blocks by unit and tenant
         self._prompts: dict[StreamKey, int] = {}  # uncached tokens, where it only prefills
         self._lengths: dict[int, list[int]] = {}  # the same by unit, least first
         self.watchers: list[dict[str, None]] = []  # who keep views; ids of changed instances
@@ -103,20 +114,33 @@ class Instance:
         """Return the requests that it has or that were dispatched to it."""
         return list(self._keys)
 
-    def hold(self, key: StreamKey, unit: int) -> None:
-        """Add a request of a unit."""
+    def hold(self, key: StreamKey, unit: int, tenant: str = "", num_tokens: int = 0) -> None:
+        """Add a request of a unit, or count it for another ``tenant``."""
         self._take_out(key)
-        self._keys[key] = unit
+        num_blocks = max(1, blocks_for(num_tokens, self.info.block_size))
+        self._keys[key] = _Held(unit, tenant, num_blocks)
         self._num_held[unit] += 1
+        claims = self._claims.setdefault(unit, {})
+        claims[tenant] = claims.get(tenant, 0) + num_blocks
         self.changed()
 
     def _take_out(self, key: StreamKey) -> None:
-        unit = self._keys.pop(key, None)
-        if unit is not None:
-            self._num_held[unit] -= 1
-            if (num_tokens := self._prompts.pop(key, None)) is not None:
-                lengths = self._lengths[unit]
-                del lengths[bisect_left(lengths, num_tokens)]
+        held = self._keys.pop(key, None)
+        if held is None:
+            return
+        unit, tenant, num_blocks = held
+        self._num_held[unit] -= 1
+        claims = self._claims[unit]
+        claims[tenant] -= num_blocks
+        if not claims[tenant]:
+            del claims[tenant]
+        if (length := self._prompts.pop(key, None)) is not None:
+            lengths = self._lengths[unit]
+            del lengths[bisect_left(lengths, length)]
+
+    def claims(self, unit: int) -> Mapping[str, int]:
+        """Return the blocks that prompts of requests here need, by tenant."""
+        return self._claims.get(unit, NO_CLAIMS)
 
     def let_go(self, key: StreamKey) -> None:
         """Remove a request that has ended or is elsewhere."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import cast
 
@@ -307,7 +308,8 @@ class PrefillPool:
         loads = list(self._active.values())
         if self.window.has_readers:
             loads = [_for_readers(load) for load in loads]
-        return [self._with_room(load) for load in loads] if self.window.are_several else loads
+        head = self.window.next if self.window.are_several else None
+        return loads if head is None else [self._with_room(load, head) for load in loads]
 
     def _rest(self, cycle_time: float, used: bool, now: float) -> None:
         """Try turns less and less often while no instance takes a waiting request."""
@@ -325,23 +327,25 @@ class PrefillPool:
         rooms, chunk = instance.rooms(), instance.info.chunk_tokens
         if self.window.are_several:
             legacy, new = heads(legacy, new, chunk * len(rooms))
-        groups = self.window.groups(legacy, new, sum(max(0, room.capacity) for room in rooms))
-        if turn.max_requests is not None:
-            in_turn = [entry for group in groups for part in group for entry in part]
-            groups = [([], in_turn[: turn.max_requests])]
+        if turn.max_requests is None:
+            groups = self.window.groups(legacy, new, sum(max(0, room.capacity) for room in rooms))
+        else:
+            groups = [([], self.window.in_turn([*legacy, *new])[: turn.max_requests])]
         considered: tuple[Considered, ...] = ()
         if self._state.explains:
             considered = tuple(
                 Considered(room.unit, (room.capacity, chunk), room.num_free_blocks)
                 for room in rooms
             )
-        assigned = self._pack(groups, rooms, turn, chunk, now)
+        assigned = self._pack(groups, rooms, turn, now)
         if not assigned:
             return False
         dispatch = self._send(instance, rooms, assigned, turn, now)
         if turn.capped and turn.max_requests is None:  # others hold nobody's prompt back
             self._tenants.sent(assigned)
-        self._dispatching.dispatched(turn, dispatch.dispatch_id, now=now)
+        used = {each.request.key: turn.own.get(each.request.key) for each in assigned}
+        own = {key: each for key, each in used.items() if each is not None}
+        self._dispatching.dispatched(turn._replace(own=own), dispatch.dispatch_id, now=now)
         if self._state.explains:
             self._explain(turn, considered, assigned, now)
         return True
@@ -352,26 +356,29 @@ class PrefillPool:
             return False
         return request is not None and instance.could_hold(request)
 
-    def _with_room(self, load: InstanceLoad) -> InstanceLoad:
-        """Return a load that has capacity if any waiting tenant finds some: the least served."""
-        least = min(self.window.tenants, key=self.window.counters.of, default=None)
-        if load.has_capacity or least is None:
-            return load
-        info = self._instances[load.worker_id].info
-        units = (UnitId(load.worker_id, unit) for unit in range(info.num_units))
-        is_there = any(self._tenants.room(least, unit, info.chunk_tokens) > 0 for unit in units)
-        return replace(load, has_capacity=True) if is_there else load
+    def _with_room(self, load: InstanceLoad, head: Tracked) -> InstanceLoad:
+        """Return a load with the chunk and the blocks that the tenant finds who is next."""
+        instance = self._instances[load.worker_id]
+        if not load.has_capacity:
+            info = instance.info
+            units = (UnitId(load.worker_id, unit) for unit in range(info.num_units))
+            rooms = (self._tenants.room(head.tenant, unit, info.chunk_tokens) for unit in units)
+            load = replace(load, has_capacity=True) if any(n > 0 for n in rooms) else load
+        return self._tenants.with_blocks(load, head, instance)
 
     def _pack(
-        self, groups: Sequence[Group], rooms: Sequence[Room], turn: Turn, chunk: int, now: float
+        self, groups: Sequence[Group], rooms: Sequence[Room], turn: Turn, now: float
     ) -> list[Assigned[Tracked]]:
         """Return who goes where: those of tenants that were served least, then as packing says."""
         hits = self._hits_on([room.unit for room in rooms])
         own = {key: each.unit for key, each in turn.own.items()}
         assigned: list[Assigned[Tracked]] = []
-        if turn.capped and turn.max_requests is None and self.window.are_several:
+        if self.window.are_several:
             everybody = [entry for group in groups for part in group for entry in part]
-            assigned = self._tenants.pack(everybody, rooms, chunk, self._packing, own)
+            pack = partial(self._packing.pack, capped=turn.capped, own=own)
+            instance, capped = self._instances[turn.worker_id], turn.capped
+            capped = capped and turn.max_requests is None
+            assigned = self._tenants.pack(everybody, rooms, instance, pack, capped=capped)
             taken = {each.request.key for each in assigned}
             groups = [
                 ([e for e in legacy if e.key not in taken], [e for e in new if e.key not in taken])

@@ -1,22 +1,36 @@
-"""Tenants whose prompts the units have queued, and the room that others find beside them.
+"""Tenants whose requests the units have, and the room that others find beside them.
 
-A unit's worker computes the prompts of whoever was served least first. So for such a tenant the
-prompts of those who were served more take no room, and it need not wait until they are computed.
+A unit's worker computes the prompts of whoever was served least first, and gives it blocks that
+others hold. So for such a tenant the prompts of those who were served more take no room, nor do
+their blocks, and it need not wait until they are computed or have ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import NamedTuple, Protocol
 
 from headway.cluster import UnitId, UnitLoad, WorkerInfo
+from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.places import OnUnit, Tracked
 from headway.core.scheduler.state import SchedulerState
-from headway.core.scheduler.windows import TenantWindows, within
-from headway.policies.packing import Assigned, Packing, Room
+from headway.core.scheduler.windows import TenantWindows, cost_of, within
+from headway.policies.dispatch import InstanceLoad
+from headway.policies.packing import Assigned, Room
 from headway.request import StreamKey
 
 _FEW = 64
+
+
+class Pack(Protocol):
+    """``Packing.pack``, with all but the requests and the rooms said."""
+
+    def __call__(
+        self, legacy: Sequence[Tracked], new: Sequence[Tracked], rooms: Sequence[Room]
+    ) -> list[Assigned[Tracked]]:
+        """Return the assigned requests."""
 
 
 class _Debt(NamedTuple):
@@ -131,35 +145,90 @@ class UnitTenants:
             if name == tenant or self._counters.of(name) <= counter
         )
 
+    # --- blocks -------------------------------------------------------------------------
+
+    def num_blocks(self, tenant: str, instance: Instance, unit: int) -> int:
+        """Return the blocks of a unit that nobody claims, but for those who were served more.
+
+        The worker takes blocks from these for the tenant. 0 if there are none.
+        """
+        claims, counter = instance.claims(unit), self._counters.of(tenant)
+        others = [name for name in claims if name == tenant or self._counters.of(name) <= counter]
+        if len(others) == len(claims):
+            return 0
+        return instance.info.num_blocks - sum(claims[name] for name in others)
+
+    def with_blocks(self, load: InstanceLoad, entry: Tracked, instance: Instance) -> InstanceLoad:
+        """Return a load with the blocks that a request's tenant finds, if it needs them."""
+        if all(unit.free_tokens >= entry.num_tokens for unit in load.units):
+            return load
+        units = []
+        for unit in load.units:
+            room = instance.room(unit.unit.unit)
+            num_blocks = self.num_blocks(entry.tenant, instance, unit.unit.unit)
+            free = (num_blocks - room.num_spare_blocks) * room.block_size
+            units.append(unit._replace(free_tokens=max(unit.free_tokens, free)))
+        free = max(unit.free_tokens for unit in units)
+        if free < entry.num_tokens:
+            return load
+        return replace(load, units=units, free_tokens=free, has_room=True)
+
+    # --- packing ------------------------------------------------------------------------
+
     def pack(
         self,
         entries: Iterable[Tracked],
         rooms: Sequence[Room],
-        chunk: int,
-        packing: Packing,
-        own: Mapping[StreamKey, UnitId],
+        instance: Instance,
+        pack: Pack,
+        *,
+        capped: bool,
     ) -> list[Assigned[Tracked]]:
-        """Assign requests, in turn, that have more room than C_avail on a unit.
+        """Assign requests, in turn, that have more room on a unit than others find.
 
-        What yields by its class waits for C_avail. ``own``: as packing takes it.
+        What yields by its class waits for C_avail. ``capped``: C_avail counts.
         """
         by_tenant: dict[str, list[Tracked]] = {}
         for entry in entries:
             if not entry.yields:
                 by_tenant.setdefault(entry.tenant, []).append(entry)
         assigned: list[Assigned[Tracked]] = []
+        chunk = instance.info.chunk_tokens
         for tenant, those in by_tenant.items():
-            for room in rooms:
-                owed = self.room(tenant, room.unit, chunk) - room.capacity
-                if not those or owed <= 0:
-                    continue
-                room.capacity += owed
-                found = packing.pack((), within(those, room.capacity), [room], own=own)
-                room.capacity -= owed
-                assigned += found
-                taken = {each.request.key for each in found}
-                those = [entry for entry in those if entry.key not in taken]
+            owed = [0] * len(rooms)
+            if capped:
+                owed = [max(0, self.room(tenant, r.unit, chunk) - r.capacity) for r in rooms]
+            for room, num_tokens in zip(rooms, owed, strict=True):
+                if those and num_tokens:
+                    fitting = within(those, room.capacity + num_tokens)
+                    found = _pack_wider(pack, fitting, [room], [num_tokens], [0])
+                    assigned += found
+                    taken = {each.request.key for each in found}
+                    those = [entry for entry in those if entry.key not in taken]
+            needy = [e for e in those if not any(room.fits(e.num_tokens) for room in rooms)]
+            needy = list(self._in_lead(tenant, needy, instance))
+            if capped and needy:
+                capacity = sum(max(0, r.capacity + n) for r, n in zip(rooms, owed, strict=True))
+                needy = within(needy, capacity)
+            if needy:
+                blocks = (self.num_blocks(tenant, instance, room.unit.unit) for room in rooms)
+                more = [max(0, n - r.num_free_blocks) for n, r in zip(blocks, rooms, strict=True)]
+                assigned += _pack_wider(pack, needy, rooms, owed, more)
         return assigned
+
+    def _in_lead(
+        self, tenant: str, entries: Iterable[Tracked], instance: Instance
+    ) -> Iterator[Tracked]:
+        """Yield requests until their tenant is served as much as another that has some here."""
+        counter = self._counters.of(tenant)
+        claims = chain.from_iterable(map(instance.claims, range(instance.info.num_units)))
+        ahead = (self._counters.of(name) for name in claims)
+        left = min((each for each in ahead if each > counter), default=counter) - counter
+        for entry in entries:
+            if left <= 0:
+                return
+            yield entry
+            left -= cost_of(entry) / entry.share
 
     def _debts(self, unit: UnitId) -> Mapping[str, _Debt]:
         found = self._units.get(unit)
@@ -168,6 +237,24 @@ class UnitTenants:
         if found.has_report:
             found.sweep(unit, self._state.tracked)
         return found.debts
+
+
+def _pack_wider(
+    pack: Pack,
+    entries: Sequence[Tracked],
+    rooms: Sequence[Room],
+    tokens: Sequence[int],
+    blocks: Sequence[int],
+) -> list[Assigned[Tracked]]:
+    """Assign requests as if each unit had so many tokens and blocks more."""
+    for room, num_tokens, num_blocks in zip(rooms, tokens, blocks, strict=True):
+        room.capacity += num_tokens
+        room.num_free_blocks += num_blocks
+    assigned = pack((), entries, rooms)
+    for room, num_tokens, num_blocks in zip(rooms, tokens, blocks, strict=True):
+        room.capacity -= num_tokens
+        room.num_free_blocks -= num_blocks
+    return assigned
 
 
 def _is_prompt_on(entry: Tracked, unit: UnitId) -> bool:

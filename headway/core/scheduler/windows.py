@@ -8,7 +8,7 @@ after all others, except for their floor: a share of the dispatched tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from heapq import heapify, heappop, heappush, merge
+from heapq import heapify, heappop, heapreplace
 from itertools import chain
 from math import inf
 
@@ -28,20 +28,30 @@ Group = tuple[Sequence[Tracked], Sequence[Tracked]]
 """Requests that are packed together: left over from earlier cycles, and new."""
 
 
-class _Merged(Collection[Tracked]):
-    """Requests of all windows by arrival here; a live view."""
+class _InTurn(Collection[Tracked]):
+    """Requests of all windows by their tenants' counters, the yielding last; a live view.
 
-    def __init__(self, windows: Sequence[DispatchWindow]) -> None:
+    Each tenant's are by arrival here. What is not looked at costs nothing.
+    """
+
+    def __init__(self, windows: Mapping[str, DispatchWindow], counters: TokenCounters) -> None:
         self._windows = windows
+        self._counters = counters
 
     def __len__(self) -> int:
-        return sum(window.num_admitted for window in self._windows)
+        return sum(window.num_admitted for window in self._windows.values())
 
     def __iter__(self) -> Iterator[Tracked]:
-        return merge(*(window.admitted for window in self._windows), key=_place)
+        windows, counter = self._windows.values(), self._counters.of
+        if not any(window.yielding.num_requests for window in windows):
+            yield from by_turns((window.admitted for window in windows), counter, cost_of)
+            return
+        for yields in (False, True):
+            queues = [_yielding(window.admitted, yields) for window in windows]
+            yield from by_turns(queues, counter, cost_of)
 
     def __contains__(self, entry: object) -> bool:
-        return any(entry in window.admitted for window in self._windows)
+        return any(entry in window.admitted for window in self._windows.values())
 
 
 class TenantWindows:
@@ -111,9 +121,21 @@ class TenantWindows:
 
     @property
     def admitted(self) -> Collection[Tracked]:
-        """Requests that may be dispatched, by arrival here; a live view."""
-        windows = [window for window in self._windows.values() if window.num_admitted]
-        return windows[0].admitted if len(windows) == 1 else _Merged(windows)
+        """Requests that may be dispatched, in turn, of one tenant by arrival here; a live view."""
+        windows = {name: each for name, each in self._windows.items() if each.num_admitted}
+        if len(windows) == 1:
+            return next(iter(windows.values())).admitted
+        return _InTurn(windows, self.counters)
+
+    @property
+    def next(self) -> Tracked | None:
+        """The first request, which does not yield, of the tenant that was served least."""
+        windows = (self._windows[tenant] for tenant in sorted(self._waiting, key=self.counters.of))
+        for window in windows:
+            if window.num_admitted and window.yielding.num_requests < window.num_waiting:
+                found = (entry for entry in window.admitted if not entry.yields)
+                return next(found, None)
+        return None
 
     @property
     def entries(self) -> list[Tracked]:
@@ -200,7 +222,7 @@ class TenantWindows:
         for tenant, those in by_tenant.items():
             for entry in those:
                 is_repeat = entry.request is None or entry.request.attempt > 0
-                self.charges.charge(entry, 0.0 if is_repeat else _cost(entry))
+                self.charges.charge(entry, 0.0 if is_repeat else cost_of(entry))
             self._windows[tenant].dispatched(entry.key for entry in those)
             self._note_end(tenant)
 
@@ -282,6 +304,8 @@ class TenantWindows:
     def in_turn(self, entries: Iterable[Tracked]) -> list[Tracked]:
         """Return requests in the order in which their turns come."""
         listed = list(entries)
+        if len(self._waiting) < 2 and not self._classed:
+            return listed
         fill = self._by_counters(entry for entry in listed if entry.yields)
         ahead: list[Tracked] = []
         left = dict(self._owed)
@@ -300,17 +324,8 @@ class TenantWindows:
         for entry in entries:
             by_tenant.setdefault(entry.tenant, []).append(entry)
         for those in by_tenant.values():
-            those.sort(key=lambda entry: (entry.due_at, entry.key), reverse=True)
-        heap = [(self.counters.of(tenant), tenant) for tenant in by_tenant]
-        heapify(heap)
-        ordered: list[Tracked] = []
-        while heap:
-            counter, tenant = heappop(heap)
-            entry = by_tenant[tenant].pop()
-            ordered.append(entry)
-            if by_tenant[tenant]:
-                heappush(heap, (counter + _cost(entry) / entry.share, tenant))
-        return ordered
+            those.sort(key=lambda entry: (entry.due_at, entry.key))
+        return list(by_turns(by_tenant.values(), self.counters.of, cost_of))
 
     def _owe(self, entries: Sequence[Tracked]) -> None:
         """Add the floors' shares of a dispatch for classes that wait; take off what they got."""
@@ -329,6 +344,36 @@ class TenantWindows:
 def whose(entry: Tracked) -> tuple[str, str]:
     """Return whom a request counts for: its tenant, and the name of its class, "" for none."""
     return entry.tenant, entry.service.name if entry.service is not None else ""
+
+
+def by_turns(
+    queues: Iterable[Iterable[Tracked]],
+    counter: Callable[[str], float],
+    cost: Callable[[Tracked], float],
+) -> Iterator[Tracked]:
+    """Yield requests, a queue for each tenant: next of the tenant that has had least.
+
+    ``counter``: what a tenant has had over its share. ``cost``: what a request adds to that.
+    """
+    waiting = ((next(those, None), those) for those in map(iter, queues))
+    heap = [
+        (counter(entry.tenant), entry.tenant, entry, those)
+        for entry, those in waiting
+        if entry is not None
+    ]
+    heapify(heap)
+    while heap:
+        had, tenant, entry, those = heap[0]
+        following = next(those, None)
+        if following is None:
+            heappop(heap)
+        else:
+            heapreplace(heap, (had + cost(entry) / entry.share, tenant, following, those))
+        yield entry
+
+
+def _yielding(entries: Iterable[Tracked], yields: bool) -> Iterator[Tracked]:
+    return (entry for entry in entries if entry.yields is yields)
 
 
 def heads(
@@ -361,9 +406,6 @@ def within(ordered: Sequence[Tracked], num_tokens: int) -> list[Tracked]:
     return found
 
 
-def _cost(entry: Tracked) -> float:
+def cost_of(entry: Tracked) -> float:
+    """Return the weighted tokens that a dispatch charges for a request."""
     return entry.num_tokens + OUTPUT_WEIGHT * entry.expected_output
-
-
-def _place(entry: Tracked) -> tuple[float, StreamKey]:
-    return entry.since, entry.key

@@ -320,7 +320,8 @@ class Dispatching(ABC):
     ) -> list[Turn]:
         """Return whose turn it is, best first: the first that can take a request gets the batch.
 
-        ``waiting``: those of the ``num_waiting`` that may be dispatched, by arrival here.
+        ``waiting``: those of the ``num_waiting`` that may be dispatched, by arrival here; of
+        several tenants in turn.
         """
 
     def wakeup(
