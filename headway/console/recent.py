@@ -14,7 +14,8 @@ HISTORY = 600
 """Seconds of history."""
 _WINDOW = 60.0  # seconds over which percentiles are taken
 _MOST_COUNTED = 2000  # of the newest in it
-_MOST_KEPT = 24_000
+MOST_KEPT = 24_000
+"""Requests that ended, at most."""
 
 Figures = dict[str, Any]
 
@@ -48,7 +49,7 @@ class RecentRequests:
     """The last ten minutes of one gateway; bounded, whatever the load."""
 
     def __init__(self, now: float) -> None:
-        self._ended: deque[EndedRequest] = deque(maxlen=_MOST_KEPT)
+        self._ended: deque[EndedRequest] = deque(maxlen=MOST_KEPT)
         self._history: deque[list[float | None]] = deque(maxlen=HISTORY)
         self._second = floor(now)
         self._num_arrived = self._num_tokens = self._num_ended = 0
@@ -70,6 +71,11 @@ class RecentRequests:
         """Take a request that is over."""
         self._num_ended += 1
         self._ended.append(request)
+
+    def restore(self, history: Iterable[list[float | None]], ended: Iterable[EndedRequest]) -> None:
+        """Take what was kept of the minutes before this one's start, oldest first."""
+        self._history.extendleft(reversed(list(history)))
+        self._ended.extendleft(reversed(list(ended)))
 
     def tick(self, num_open: int, num_waiting: int, *, now: float) -> None:
         """Close the second that has passed; call it about once a second."""

@@ -272,6 +272,7 @@ def gateway_config(scenario: SeedScenario, name: str, skew: float, preset: str) 
         max_model_len=scenario.shape.num_blocks * BLOCK_SIZE,
         request_timeout=scenario.request_timeout,
         access_log=False,
+        past_interval=0.0,
     )
 
 

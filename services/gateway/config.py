@@ -111,6 +111,13 @@ class GatewayConfig(PresetConfig):
     request_timeout: float = Field(
         _DEFAULTS.request_timeout, gt=0.0, description="longest a request may take, s"
     )
+    past_interval: float = Field(
+        5.0,
+        ge=0,
+        le=60,
+        description="seconds between writes of the last minutes' curves and lives to the store, "
+        "for this gateway's next process; 0: none",
+    )
     num_lives: int = Field(
         MOST_ENDED, ge=0, le=2**20, description="lives of ended requests kept for explain; 0: none"
     )

@@ -31,6 +31,7 @@ from services.gateway.metrics import VLLM_NAMES, GatewayMetrics
 from services.gateway.model_loading import load_models
 from services.gateway.openai.stored_responses import StoredResponses
 from services.gateway.outputs import Output
+from services.gateway.past import KeptPast
 from services.gateway.reading import ReadingThreads
 from services.gateway.served_model import ServedModels
 from services.gateway.session_metrics import SessionMetrics
@@ -73,6 +74,14 @@ class GatewayService:
             fair_clients=config.fair_clients,
         )
         self.console = self._make_console(recent, classes)
+        self._past = KeptPast(
+            runtime.store,
+            config.service_id,
+            recent,
+            self.cluster.core.lives,
+            runtime.clock,
+            config.past_interval,
+        )
         bounds = config.client_bounds()
         reserve(config.max_connections)
         self._calls = self._make_calls(bounds, classes)
@@ -159,6 +168,7 @@ class GatewayService:
         """Let workers in, follow the scheduler, then let clients in."""
         config = self._runtime.config
         await self.cluster.start()
+        await self._past.start()
         self.console.feed.start()
         tls = None
         if config.http_tls_cert is not None and config.http_tls_key is not None:
@@ -188,6 +198,7 @@ class GatewayService:
     async def stop(self) -> None:
         """End every stream."""
         await self.console.feed.close()
+        await self._past.stop()
         self._http.stop()
         await self.cluster.stop()
         await self._told.close()
@@ -207,7 +218,7 @@ class GatewayService:
 
     def _note_end(self, output: Output, end: str) -> None:
         """Complete the life with what the client saw, and log a line of it."""
-        self.console.feed.ended(output, end)
+        ended = self.console.feed.ended(output, end)
         if self._runtime.config.api_key_file is not None:
             self._calls.ended(output)
         now, text = self.now(), output.text
@@ -219,6 +230,7 @@ class GatewayService:
             num_reasoning=text.num_reasoning_tokens,
             num_output=text.num_tokens,
         )
+        self._past.ended(ended, life)
         self._told.ended(output, end, life, now)
 
     def _describe(self) -> Mapping[str, Any]:

@@ -249,6 +249,19 @@ class Store:
             self.unreadable(key, text)
         return found
 
+    async def save_past(self, gateway_id: str, place: int, text: str, ttl: float) -> None:
+        """Save a minute of a gateway's past, for ``ttl`` seconds."""
+        async with self._reached():
+            key = self._key("past", gateway_id, str(place))
+            await self._client.set(key, text, px=int(ttl * 1000))
+
+    async def read_past(self, gateway_id: str, num_places: int) -> dict[str, str]:
+        """Return what was saved of a gateway's past, by key."""
+        keys = [self._key("past", gateway_id, str(place)) for place in range(num_places)]
+        async with self._reached():
+            found = await self._client.mget(keys)
+        return {key: str(text) for key, text in zip(keys, found, strict=True) if text is not None}
+
     def unreadable(self, key: str, value: object) -> None:
         """Count a value that cannot be read; log it when it is first seen."""
         self.num_unreadable += 1

@@ -5,7 +5,7 @@ Everything here happens once for a request, a message or a move, never once for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import exp
 from operator import attrgetter
@@ -14,7 +14,7 @@ from headway.life.moments import Mark, Moment, MomentKind, add_news
 from headway.life.parts import parts_of
 from headway.life.record import OPEN, CallLives, Crowd, Instants, LifeRecord, TokenTally
 from headway.request import Request, call_of, is_named, place_of
-from headway.service_class import Standing
+from headway.service_class import ServiceClass, Standing
 
 MOST_ENDED = 4096
 """Lives kept of requests that have ended: the newest; each takes a few KiB."""
@@ -89,6 +89,39 @@ class OpenLife:
     ended_at: float | None = None
     status: str = OPEN
     error: str = ""
+
+    @classmethod
+    def of(cls, record: LifeRecord) -> OpenLife:
+        """Return a life that has ended, as it was written down."""
+        at = {
+            name: None if us is None else record.arrival_at + us / 1e6
+            for name, us in record.instants._asdict().items()
+        }
+        service = ServiceClass(record.service_class) if record.service_class else None
+        return cls(
+            record.request_id,
+            record.gateway_id,
+            record.model,
+            record.arrival_at,
+            Standing(record.tenant, service=service),
+            record.tokens.prompt,
+            record.is_read,
+            record.crowd,
+            None,
+            _Waiting(),
+            record.session_id,
+            record.turn,
+            record.tokens.output,
+            record.tokens.cached,
+            record.tokens.reasoning,
+            list(record.moments),
+            record.num_dropped,
+            at["first_token"],
+            at["first_answer"],
+            at["end"],
+            record.status,
+            record.error,
+        )
 
     def after(self, at: float) -> int:
         """Return an instant in microseconds after the arrival."""
@@ -256,6 +289,11 @@ class Lives:
         if num_output is not None:
             life.settle(num_output)
         return life.record(now)
+
+    def restore(self, records: Iterable[LifeRecord]) -> None:
+        """Take lives that ended before this gateway's start, oldest first, as far as they fit."""
+        newest = list(records)[-self._most_ended :] if self._most_ended else ()
+        self._ended |= {record.request_id: OpenLife.of(record) for record in newest}
 
     def find(self, request_id: str, now: float) -> LifeRecord | None:
         """Return the life of a request by its own id."""

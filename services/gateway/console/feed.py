@@ -97,9 +97,11 @@ class ConsoleFeed:
         self.recent.tick(core.num_open, core.num_waiting, now=self._now())
         self._counting = asyncio.get_running_loop().call_later(1.0, self._count)
 
-    def ended(self, output: Output, end: str) -> None:
-        """Take an output that is over."""
-        self.recent.note(_ended(output, end, self._now()))
+    def ended(self, output: Output, end: str) -> EndedRequest:
+        """Take an output that is over, and return what the figures need of it."""
+        ended = _ended(output, end, self._now())
+        self.recent.note(ended)
+        return ended
 
     @property
     def is_watched(self) -> bool:

@@ -12,14 +12,18 @@ import redis.asyncio as redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.console.recent import RecentRequests
+from headway.core.gateway.lives import Lives
 from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import Elected, Persist
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.errors import HeadwayError
+from services.gateway.past import KeptPast
+from services.runtime.clock import Clock
 from services.runtime.store import MAX_FENCING_TOKEN, Member, Store
 from services.scheduler import records
 
-KEYS = ("leader", "fencing", "requests", "learned", "targets", "members:worker")
+KEYS = ("leader", "fencing", "requests", "learned", "targets", "members:worker", "past:g:0")
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -54,6 +58,9 @@ async def read_everything(store: Store) -> None:
             for model in action.learned:
                 records.pack_learned(model)
     await store.read_targets()
+    past = KeptPast(store, "g", RecentRequests(1.0), Lives(), Clock(), 60.0)
+    await past.start()
+    await past.stop()
     await store.acquire_leader("one", "one:1", 5.0)
     await store.write_journal(1, {b"k": b"v"}, [b"r"], {b"m": b"l"})
 
