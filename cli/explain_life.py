@@ -19,6 +19,7 @@ _DOES = {
     PartKind.QUEUE: "waits on {worker} for KV blocks and a pass",
     PartKind.PREFILL: "its prompt is computed on {worker}",
     PartKind.PLACEMENT: "waits for a worker that decodes it",
+    PartKind.WAY: "news and orders of it are on their way",
     PartKind.TRANSFER: "its KV goes from {worker} to the next worker",
     PartKind.DECODE: "draws tokens on {worker}",
     PartKind.PREEMPTED: "has lost its blocks on {worker}, and waits for new ones",

@@ -37,6 +37,8 @@ class Placed:
     target_worker_id: str = ""
     reason: str = ""
     """The rule that dispatched the request; "" if another leader did."""
+    waited_us: int = 0
+    """Microseconds from the news that it waits to the last dispatch or placement; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -522,6 +522,7 @@ class Placed(_message.Message):
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
     TARGET_WORKER_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    WAITED_US_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     worker_id: _builtins.str
     unit: _builtins.int
@@ -531,6 +532,8 @@ class Placed(_message.Message):
     """"": it does not move"""
     reason: _builtins.str
     """the rule that dispatched it"""
+    waited_us: _builtins.int
+    """until the last dispatch or placement; 0: unknown"""
     def __init__(
         self,
         *,
@@ -541,10 +544,11 @@ class Placed(_message.Message):
         gateway_id: _builtins.str = ...,
         target_worker_id: _builtins.str = ...,
         reason: _builtins.str = ...,
+        waited_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "reason", b"reason", "role", b"role", "stream_id", b"stream_id", "target_worker_id", b"target_worker_id", "unit", b"unit", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "reason", b"reason", "role", b"role", "stream_id", b"stream_id", "target_worker_id", b"target_worker_id", "unit", b"unit", "waited_us", b"waited_us", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 
 class MomentKind(Enum):
-    """Something that happened to a request; the gateway saw the first eight itself."""
+    """Something that happened to a request; the gateway saw the first nine itself."""
 
     SENT = "handed to the scheduler"
     PLACED = "placed on a worker"
+    CHOSEN = "its worker was chosen"
     FIRST_TOKEN = "its first token came"
     LEFT = "the last token of this worker came"
     CONTINUES = "a token of another worker came"
@@ -52,7 +53,8 @@ class Mark(NamedTuple):
 class Moment(NamedTuple):
     """Something that happened to a request, ``at`` microseconds after its arrival.
 
-    ``worker_id``: the worker that it concerns, "" for none. ``amount`` and ``cause``: as in a Mark.
+    ``worker_id``: the worker that it concerns, "" for none. ``amount`` and ``cause``: as in a Mark;
+    ``amount`` of CHOSEN: the microseconds that it waited for the choice.
     """
 
     at: int
@@ -65,7 +67,7 @@ class Moment(NamedTuple):
 _SEEN = frozenset(
     {
         *(MomentKind.SENT, MomentKind.PLACED, MomentKind.FIRST_TOKEN, MomentKind.LEFT),
-        *(MomentKind.CONTINUES, MomentKind.LOST, MomentKind.PACED),
+        *(MomentKind.CHOSEN, MomentKind.CONTINUES, MomentKind.LOST, MomentKind.PACED),
     }
 )
 """Moments that a gateway saw itself: their instants are right."""

@@ -6,7 +6,7 @@ one ends with the request. Bounds are whole microseconds, so the parts sum exact
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
@@ -28,6 +28,7 @@ class PartKind(Enum):
     SWAP = "swap"  # its KV comes back from host memory
     RECOMPUTE = "recompute"  # computes again what it had lost
     MOVE = "move"  # stands still while the remainder of its KV goes to another worker
+    WAY = "way"  # waits no more, or not yet: news or an order of it is on its way
     RETRY = "retry"  # its attempt was lost, and it waits for the next one
 
 
@@ -71,8 +72,9 @@ def parts_of(moments: Iterable[Moment], end: int) -> tuple[LifePart, ...]:
     ``moments`` are in order of time. Those outside the life count as at its nearer bound.
     """
     parts: list[LifePart] = []
+    told = tuple(moments)
     kind, worker_id, begin, has_computed = PartKind.SUBMISSION, "", 0, False
-    for moment in moments:
+    for moment in told:
         following = _following(kind, worker_id, moment, has_computed=has_computed)
         has_computed = has_computed or following is PartKind.DECODE
         if following is None:
@@ -83,7 +85,36 @@ def parts_of(moments: Iterable[Moment], end: int) -> tuple[LifePart, ...]:
         if moment.kind is not MomentKind.ARRIVING:  # until it runs there, it is where it was
             worker_id = moment.worker_id if following not in _BEFORE_A_WORKER else ""
     _close(parts, LifePart(kind, begin, max(begin, end), worker_id))
-    return tuple(parts)
+    chosen = [moment for moment in told if moment.kind is MomentKind.CHOSEN]
+    nexts = (*(part.worker_id for part in parts[1:]), "")
+    return tuple(
+        shorter
+        for part, next_worker_id in zip(parts, nexts, strict=False)
+        for shorter in _without_way(part, next_worker_id, chosen)
+    )
+
+
+def _without_way(
+    part: LifePart, next_worker_id: str, chosen: Sequence[Moment]
+) -> Iterator[LifePart]:
+    """Yield a wait for the scheduler's choice and, apart from it, the way of the messages.
+
+    The scheduler says how long it knew of the wait. The rest went by on the way there and back, as
+    no clock can tell one from the other.
+    """
+    choices: Iterator[Moment] = iter(())
+    if part.kind is PartKind.WINDOW:
+        choices = (each for each in chosen if each.worker_id == next_worker_id)
+    elif part.kind is PartKind.PLACEMENT:  # a late word on its first worker is none on the next
+        choices = (each for each in chosen if each.worker_id != part.worker_id)
+    choice = next((each for each in choices if each.at >= part.begin), None)
+    if choice is None or part.begin + choice.amount >= part.end:
+        yield part
+        return
+    decided = part.begin + choice.amount
+    if decided > part.begin:
+        yield part._replace(end=decided)
+    yield LifePart(PartKind.WAY, decided, part.end, part.worker_id)
 
 
 def _close(parts: list[LifePart], part: LifePart) -> None:

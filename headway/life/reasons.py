@@ -103,6 +103,10 @@ def _placement(life: LifeRecord) -> Why:
     return "placement", "it was prefilled, and waited for a worker that decodes it"
 
 
+def _on_the_way(life: LifeRecord) -> Why:
+    return "on the way", "messages about it were under way, or a process was too busy to read them"
+
+
 def _transfer(life: LifeRecord) -> Why:
     return "handoff", f"its KV went to the worker that decodes it ({_way(life)})"
 
@@ -156,6 +160,7 @@ _WHY = {
     PartKind.QUEUE: _queue,
     PartKind.PREFILL: _prefill,
     PartKind.PLACEMENT: _placement,
+    PartKind.WAY: _on_the_way,
     PartKind.TRANSFER: _transfer,
     PartKind.DECODE: _decode,
     PartKind.PREEMPTED: _preempted,

@@ -30,7 +30,7 @@ _MOST_PARENTS = 65_536
 _MOST_SERVICES = 256
 _SCHEDULERS = frozenset({PartKind.WINDOW, PartKind.PLACEMENT})
 """Parts in which a request waits for the scheduler."""
-_QUEUED = (PartKind.SUBMISSION, PartKind.WINDOW, PartKind.QUEUE)
+_QUEUED = (PartKind.SUBMISSION, PartKind.WINDOW, PartKind.WAY, PartKind.QUEUE)
 _TOLD = (MomentKind.PREEMPTED, MomentKind.SWAPS_OUT, MomentKind.LOST)
 _EXPORT = 1.0  # seconds for one export: a collector that is gone does not delay the end
 _LAST_EXPORT = 5.0  # seconds for what is queued when the gateway ends

@@ -38,6 +38,36 @@ def test_a_plain_life() -> None:
     ]
 
 
+def test_what_went_by_before_and_after_the_scheduler_s_choice_is_the_way_of_messages() -> None:
+    """182 ms between a decision and its delivery were laid to a wait for workers that were idle."""
+    late = (Moment(10, M.SENT), Moment(41, M.QUEUED, "a"), Moment(42, M.ADMITTED, "a", 9))
+    prefilled = (Moment(90, M.COMPUTED, "a"), Moment(90, M.PREFILLED, "a"))
+    told = (
+        Moment(50, M.CHOSEN, "a", 12),
+        Moment(91, M.CHOSEN, "a", 3),
+        Moment(99, M.CHOSEN, "b", 2),
+    )
+    moved = (Moment(290, M.DEPARTS, "a", cause="to b"), Moment(300, M.RUNS_ON, "b"))
+    moments = tuple(sorted((*late, *prefilled, *told, *moved), key=lambda moment: moment.at))
+    assert kinds(moments) == [
+        (P.SUBMISSION, 10, ""),
+        (P.WINDOW, 12, ""),
+        (P.WAY, 19, ""),
+        (P.QUEUE, 1, "a"),
+        (P.PREFILL, 48, "a"),
+        (P.PLACEMENT, 2, "a"),
+        (P.WAY, 198, "a"),
+        (P.TRANSFER, 10, "a"),
+        (P.DECODE, 700, "b"),
+    ]
+
+
+@pytest.mark.parametrize("choice", [Moment(50, M.CHOSEN, "b", 3), Moment(50, M.CHOSEN, "a", 31)])
+def test_a_choice_of_another_worker_or_after_a_longer_wait_splits_no_window(choice: Moment) -> None:
+    moments = tuple(sorted((*PLAIN, choice), key=lambda moment: moment.at))
+    assert kinds(moments) == kinds(PLAIN)
+
+
 def test_what_a_worker_has_said_is_not_undone_by_the_scheduler_s_later_word() -> None:
     late = (Moment(10, M.SENT), Moment(41, M.QUEUED, "a"), Moment(42, M.ADMITTED, "a", 9))
     moments = (*late, Moment(50, M.PLACED, "a"), Moment(90, M.COMPUTED, "a"))

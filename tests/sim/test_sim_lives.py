@@ -54,6 +54,7 @@ def test_what_comes_before_the_first_token_is_neither_decode_nor_unknown() -> No
         assert set(kinds) <= {
             PartKind.SUBMISSION,
             PartKind.WINDOW,
+            PartKind.WAY,
             PartKind.QUEUE,
             PartKind.PREFILL,
         }

@@ -213,6 +213,7 @@ class GatewayCore:
             state.decision = f"{placed.reason or 'adopted'}; unit={worker_id}/{placed.unit}"
             if state.life is not None:
                 state.life.note(MomentKind.PLACED, now, worker_id, cause=placed.reason)
+                state.life.chosen(target_id or worker_id, placed.waited_us, now)
             self.streams.place(state, sources, now)
             intake = Intake(self.streams, now)
             intake.take_held(state)

@@ -84,6 +84,7 @@ class OpenLife:
     num_reasoning: int = 0
     moments: list[Moment] = field(default_factory=list)
     num_dropped: int = 0
+    last_choice: tuple[str, int] = ("", 0)
     first_token_at: float | None = None
     first_answer_at: float | None = None
     ended_at: float | None = None
@@ -116,11 +117,11 @@ class OpenLife:
             record.tokens.reasoning,
             list(record.moments),
             record.num_dropped,
-            at["first_token"],
-            at["first_answer"],
-            at["end"],
-            record.status,
-            record.error,
+            first_token_at=at["first_token"],
+            first_answer_at=at["first_answer"],
+            ended_at=at["end"],
+            status=record.status,
+            error=record.error,
         )
 
     def after(self, at: float) -> int:
@@ -135,6 +136,12 @@ class OpenLife:
             self.moments.append(Moment(self.after(at), kind, worker_id, amount, cause))
         else:
             self.num_dropped += 1
+
+    def chosen(self, worker_id: str, waited_us: int, now: float) -> None:
+        """Note the scheduler's choice of a worker, once; 0: it does not say how long it took."""
+        if waited_us and (worker_id, waited_us) != self.last_choice:
+            self.last_choice = worker_id, waited_us
+            self.note(MomentKind.CHOSEN, now, worker_id, amount=waited_us)
 
     def told(self, worker_id: str, mark: Mark) -> None:
         """Take a worker's news."""

@@ -116,7 +116,9 @@ class Books:
         if at is None or instance is None:
             return
         role, target_id = instance.info.role, target.worker_id if target is not None else ""
-        placed = Placed(entry.key, at.worker_id, at.unit, role, target_id, entry.rule)
+        placed = Placed(
+            entry.key, at.worker_id, at.unit, role, target_id, entry.rule, entry.waited_us
+        )
         if again or placed != entry.told:
             entry.told = placed
             self._state.tell_gateway(entry.key.gateway_id, placed)

@@ -84,6 +84,7 @@ class DecodePlacer:
             considered = self.considered(entries, units)
             choices = self.placement(model).place(entries, units)
             for choice in choices:
+                choice.request.chosen(now)
                 self.hand_off(choice.request, choice.unit)
             if choices:
                 self.explain("placement", considered, choices, len(entries) - len(choices), now)

@@ -80,12 +80,17 @@ class Tracked:
     cycle: int = -1  # of the window, when it entered
     told: Placed | None = None  # the last word to its gateway on where it is
     rule: str = ""  # that dispatched it
+    waited_us: int = 0  # until it was dispatched, or placed for decoding
     charged: float = 0.0  # weighted tokens that its tenant was charged for it
     is_settled: bool = False  # charged as its worker has reported
     waypoint_names: Sequence[BlockHash] | None = None
     """Names of its prompt's waypoints, once asked for."""
     hit: Hit = NO_HIT
     """What its unit was believed to hold of it when it was dispatched."""
+
+    def chosen(self, now: float) -> None:
+        """Note how long it has waited for the choice of its unit."""
+        self.waited_us = max(1, round((now - self.since) * 1e6))
 
     @property
     def num_owed_tokens(self) -> int:

@@ -488,6 +488,7 @@ class PrefillPool:
             own = turn.own.get(a.request.key)
             goes_home = own is not None and own.num_hit_tokens > 0
             reason = f"{turn.rule}, own unit" if goes_home else turn.rule
+            a.request.chosen(now)
             self._books.dispatch(a.request, a.unit, reason)
         return dispatch
 

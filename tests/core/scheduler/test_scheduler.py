@@ -40,7 +40,7 @@ def test_a_request_is_dispatched_at_once_to_an_idle_worker() -> None:
     assert isinstance(sent[0].message, Dispatch)
     assert sent[0].message.batches[0].requests == (request,)
     assert (
-        SendToGateway("g", Placed(key(1), "p", 0, Role.PREFILL, reason="quiescence"))
+        SendToGateway("g", Placed(key(1), "p", 0, Role.PREFILL, reason="quiescence", waited_us=1))
         in scheduler.new
     )
 

@@ -7,6 +7,7 @@ import { ask } from "/console/stream.js";
 const PARTS = {
   submission: ["soft", "S", "with the gateway"], window: ["orange-fill", "W", "waits in the window"], queue: ["orange-fill", "Q", "waits on a worker"],
   prefill: ["green-fill", "P", "its prompt is computed"], placement: ["orange-fill", "L", "waits for a decoding worker"], transfer: ["sky-fill", "T", "its KV travels"],
+  way: ["soft", "Y", "messages are on their way"],
   decode: ["blue-fill", "D", "draws tokens"], preempted: ["red-fill", "X", "preempted"], swap: ["purple-fill", "H", "KV comes back from host memory"],
   recompute: ["red-fill", "R", "computes again"], move: ["sky-fill", "M", "moves"], retry: ["red-fill", "A", "its attempt was lost"],
 };
