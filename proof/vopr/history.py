@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from headway.core.scheduler.instance import UnitState
 from proof.checker import HistorySummary
 from proof.vopr.cluster import ShellCluster, end_all
 from proof.vopr.faults import plan
@@ -143,7 +144,7 @@ async def _until_settled(cluster: ShellCluster) -> None:
 
 
 def _check_rest(cluster: ShellCluster) -> None:
-    """Require that no core remembers a request, and that every block is free."""
+    """Require that no core remembers a request, that every block is free, and that it is known."""
     world = cluster.world
     rule = "nothing is remembered at rest"
     for token, owners in world.store.owners.items():
@@ -155,6 +156,12 @@ def _check_rest(cluster: ShellCluster) -> None:
     for name, core in [*cores, *leaders]:
         path = next(remembered_requests(core), None)
         world.require(path is None, rule, f"{name}{path}")
+    _, leader = leaders[0]
+    infos = {w.core.info.worker_id: w.core.info for w in cluster.workers if w.core is not None}
+    for row in leader.matrix():
+        info = infos.get(row.unit.worker_id)
+        is_so = info and row == UnitState(row.unit, info.chunk_tokens, 0, 0, info.num_blocks)
+        world.require(bool(is_so), "the leader believes nothing that is not so", f"{row}")
     for worker in cluster.workers:
         process = cluster.supervised(worker.name)
         if process is None or process.spec.membership or process.is_awaited:

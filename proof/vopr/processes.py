@@ -140,7 +140,8 @@ class SchedulerShell(ShellProcess):
     def __init__(
         self, world: ShellWorld, name: str, spec: ProcessSpec, skew: float, preset: str
     ) -> None:
-        config = SchedulerConfig(**_common(name, name, skew, preset), leader_ttl=_LEADER_TTL)
+        common, policy = _common(name, name, skew, preset), world.scenario.policy
+        config = SchedulerConfig(**common, policy=policy, leader_ttl=_LEADER_TTL)
         super().__init__(world, name, config, build_scheduler)
 
     @property

@@ -108,6 +108,8 @@ class SeedScenario:
     request_timeout: float = 40.0
     standby: int = 0
     """Workers that the supervisor keeps warm."""
+    policy: str = ""
+    """Other policies of the schedulers than the preset's, as ``--policy`` names them."""
     heals_at: float = 8.0
     """Instant after which no fault is left."""
     requests: tuple[Asking, ...] = ()

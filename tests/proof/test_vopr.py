@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,17 @@ FOUND += (2910, 10005, 10023, 10046, 20060, 20356, 21711, 22320, 40028, 50477, 5
 def test_a_seed_that_has_found_a_bug_keeps_every_promise() -> None:
     broken = {seed: history.violations for seed in FOUND if (history := run(draw(seed))).violations}
     assert broken == {}
+
+
+ROUTERS = ("session-hash", "llm-d", "sglang", "preble", "dynamo")
+SIMPLE = "dispatch=immediate,packing=round-robin,placement=round-robin"
+OF_NO_PRESET = (*(f"dispatch={name}" for name in ROUTERS), "placement=min-cost", SIMPLE)
+
+
+@pytest.mark.parametrize("policy", OF_NO_PRESET)
+def test_a_policy_of_no_preset_keeps_every_promise(policy: str) -> None:
+    histories = [run(replace(draw(seed, "sbs"), policy=policy)) for seed in (1, 3)]
+    assert [each.violations for each in histories] == [[], []]
 
 
 def test_the_same_seed_gives_the_same_log_line_by_line() -> None:
