@@ -1,8 +1,8 @@
 """Fuzzing by the published description: requests drawn from ``/openapi.json``, answers held to it.
 
 A request fits the schema of its operation, but for a value now and then. An answer has a status
-and a type that the operation names, and a body that fits. Inputs are seeded, saved and made small
-as all others, which schemathesis does not do; the rest of it would bring seven packages.
+and a type that the operation names, a body that fits, and a stream has an end. What schemathesis
+finds beside it: ``docs/decisions.md``.
 """
 
 from __future__ import annotations

@@ -175,6 +175,8 @@ class HttpEdge:
         """Answer a request that could not be read, or was screened out."""
         self._count_refused(exchange, refusal.error)
         self._origins.allow_page(exchange)
+        if refusal.allow:
+            exchange.add_header("allow", refusal.allow)
         _answer_error(exchange, refusal.error, refusal.status, refusal.code)
 
     def cut_off(self) -> None:

@@ -31,13 +31,16 @@ class HttpLimits:
 
 
 class HttpRefusal(Exception):  # noqa: N818 (it is an answer, as HeadwayError is)
-    """A refusal with a status, and perhaps a code, of HTTP's own."""
+    """A refusal with a status, and perhaps a code, of HTTP's own; ``allow``: methods by comma."""
 
-    def __init__(self, status: int, error: HeadwayError, code: str | None = None) -> None:
+    def __init__(
+        self, status: int, error: HeadwayError, code: str | None = None, allow: str = ""
+    ) -> None:
         super().__init__(error.message)
         self.status = status
         self.error = error
         self.code = code
+        self.allow = allow
 
 
 class HttpCaller(NamedTuple):

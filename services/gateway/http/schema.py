@@ -40,6 +40,7 @@ _RANGES: Mapping[str, Json] = {
 }
 # As pydantic leaves wide ones; an answer is also a message, so that more than one may fit.
 _WORDS = {"gt": "exclusiveMinimum", "lt": "exclusiveMaximum", "oneOf": "anyOf"}
+_WORDS |= {"ge": "minimum", "le": "maximum"}
 _STOP_REASONS = ["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 _STOP_REASONS += ["model_context_window_exceeded"]
 # Refusals of any route, and of those that generate, by status.
@@ -202,6 +203,7 @@ def _responses(content: Json, refusals: Mapping[int, str]) -> Json:
     }
     for status in ("429", "503"):
         refused[status]["headers"] = {"retry-after": {"schema": _COUNT}}
+    refused["405"]["headers"] = {"allow": {"schema": _TEXT}}
     return {"200": {"description": "The answer.", "content": content}, **refused}
 
 

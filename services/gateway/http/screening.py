@@ -101,8 +101,9 @@ class Screening:
             )
             message = f"there is no {path[:80]!r} here; there are {routes}"
             raise HttpRefusal(404, HeadwayError(Code.NOT_FOUND, message), "unknown_url")
-        if method not in (("GET", "HEAD") if is_get else ("POST",)):
+        methods = ("GET", "HEAD") if is_get else ("POST",)
+        if method not in methods:
             message = f"{path} takes {'GET' if is_get else 'POST'}, not {method}"
             refused = HeadwayError(Code.INVALID_ARGUMENT, message)
-            raise HttpRefusal(405, refused, "method_not_allowed")
+            raise HttpRefusal(405, refused, "method_not_allowed", ", ".join(methods))
         return not is_get

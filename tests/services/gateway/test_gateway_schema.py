@@ -60,6 +60,17 @@ def test_every_schema_is_valid_and_every_reference_leads_to_one() -> None:
     assert len(found) >= len(schemas) - 1
 
 
+def test_no_bound_is_in_other_words_than_json_schemas() -> None:
+    for schema in DOCUMENT["components"]["schemas"].values():
+        assert not {"ge", "le", "gt", "lt"} & set(words(schema))
+
+
+def words(part: Any) -> Iterator[str]:
+    inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    yield from part if isinstance(part, dict) else ()
+    yield from (word for each in inner for word in words(each))
+
+
 def test_a_key_is_asked_for_where_the_gateway_asks_for_one() -> None:
     asked = {path for path, _, operation in operations() if operation["security"]}
     assert asked == set(ROUTES) - {

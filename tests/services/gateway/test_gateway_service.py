@@ -216,6 +216,8 @@ async def test_a_wrong_method_is_405(running: Cluster) -> None:
         response = await client.get("/v1/completions")
         assert response.status_code == 405
         assert "POST" in response.json()["error"]["message"]
+        assert response.headers["allow"] == "POST"
+        assert (await client.request("TRACE", "/v1/models")).headers["allow"] == "GET, HEAD"
 
 
 async def test_metrics_count_what_happened_with_help_and_units(running: Cluster) -> None:
