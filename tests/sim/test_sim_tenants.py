@@ -111,7 +111,7 @@ def test_batch_work_fills_what_is_left_and_ends() -> None:
 
 
 def p99_beside_outputs(preset: str, num_outputs: int) -> float:
-    """P99 of another key's 4 tokens, beside a burst that claims all blocks of a lone unit."""
+    """P99 of another key's 4 tokens, before and beside a burst that claims a lone unit's blocks."""
     unit = instance(Role.UNIFIED, kv_capacity_tokens=2048, chunk_tokens=256)
     spec = cluster_spec(find_preset(preset), Conditions(((unit, 1),), limits=UNLIMITED))
     burst = (
@@ -119,10 +119,11 @@ def p99_beside_outputs(preset: str, num_outputs: int) -> float:
         for n in range(num_outputs)
     )
     mine = (
-        SimRequest(f"mine-{n}", 0.55 + 0.25 * n, 12, 4, standing=Standing("mine"))
-        for n in range(12)
+        SimRequest(f"mine-{n}", 0.02 + 0.11 * n, 12, 4, standing=Standing("mine"))
+        for n in range(16)
     )
-    found = run(spec, [*burst, *mine], is_start=True).records
+    asked = sorted([*burst, *mine], key=attrgetter("arrival_at"))
+    found = run(spec, asked, is_start=True).records
     return max(r.ttlt for r in found if r.request_id.startswith("mine-") and r.ttlt)
 
 

@@ -20,6 +20,7 @@ from headway.core.scheduler.state import SchedulerState
 from headway.core.scheduler.unit_tenants import UnitTenants
 from headway.core.scheduler.window import Yielding
 from headway.core.scheduler.windows import Group, TenantWindows, heads, whose
+from headway.core.token_counters import CREDIT
 from headway.cost.costs import Constant, Source
 from headway.errors import Code
 from headway.messages import (
@@ -43,8 +44,6 @@ _MOST_FRUITLESS = 32
 """Turns that nobody can use before they are tried less often."""
 _LONGEST_REST = 1.0
 """Seconds between them at last."""
-_CREDIT = 4.0
-"""Chunks of all instances that a tenant within its share may send at once."""
 SAVING_PERIOD = 16
 """T in a turn of a wait for room: blocks are saved in all of them but the first."""
 
@@ -136,7 +135,7 @@ class PrefillPool:
             self._dispatching.leave(worker_id)
             if self._prefixes is not None:
                 self._prefixes.rest(worker_id)
-        self.window.counters.credit = _CREDIT * self._chunks()
+        self.window.counters.credit = CREDIT * self._chunks()
         if instance is None:
             self._tenants.forget(worker_id)
         if instance is None and self._prefixes is not None:

@@ -198,7 +198,12 @@ class TenantWindows:
 
     def add(self, entry: Tracked) -> None:
         """Add a request; a later attempt passes the door."""
-        self._window_for(entry).add(entry)
+        window = self._window_for(entry)
+        window.add(entry)
+        credit = self.counters.credit
+        if window.backlog_tokens > credit:
+            small = (t for t, each in self._windows.items() if each.backlog_tokens <= credit)
+            self.counters.withdraw(entry.tenant, small)
 
     def take_back(self, entry: Tracked) -> None:
         """Put a request that had entered before in its old place, by its ``cycle``."""

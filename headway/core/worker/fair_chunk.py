@@ -17,14 +17,12 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from headway.core.token_counters import TokenCounters
+from headway.core.token_counters import CREDIT, TokenCounters
 from headway.core.worker.lifecycle import Stage
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
 from headway.core.worker.waiting import LEAST_WEIGHT, is_flood, name_of, weight_of
 
-CREDIT = 4.0
-"""Chunks that a tenant within its share may have at once, ahead of the others."""
 LEAD = 4.0
 """Chunks that a tenant may be given more than a flood, by bursts that go ahead of it."""
 _NUM_PARTS = 64
@@ -81,6 +79,9 @@ class FairChunk:
             if name not in before:
                 others = (each for each in self._prompts if each in before)
                 self._counters.join(name, map(self._counters.of, others))
+            if unit.asks_much(name.partition("\n")[0]):
+                small = (n for n in self._prompts if not unit.asks_much(n.partition("\n")[0]))
+                self._counters.withdraw(name, small)
         self._num_passes += 1
         self._most = int(min(self._chunk_tokens, most))
         self._seen.update(dict.fromkeys(self._prompts, self._num_passes))

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from math import inf
 
-from headway.core.token_counters import OUTPUT_WEIGHT
-from headway.core.worker.fair_chunk import CREDIT, RECENT
+from headway.core.token_counters import CREDIT, OUTPUT_WEIGHT, PARTS_BEHIND
+from headway.core.worker.fair_chunk import RECENT
 from headway.core.worker.flight import Share
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
@@ -45,6 +46,8 @@ class FairTurns:
         self._credit = CREDIT * chunk_tokens
         self._served: dict[str, float] = {}
         """Weighted tokens over its share, by tenant; a newcomer has its credit less."""
+        self._fresh: dict[str, None] = {}
+        """Newcomers that may still have their credit."""
         self._seen: dict[str, int] = {}
         """Number of the last pass for which a tenant was there."""
         self._num_passes = 0
@@ -60,8 +63,21 @@ class FairTurns:
         self._seen = {name: seen for name, seen in self._seen.items() if seen >= since}
         known = [self._served[name] for name in self._seen if name in self._served]
         start = min(*known, max(known) - self._credit) if known else 0.0
+        self._fresh |= dict.fromkeys(name for name in self._seen if name not in self._served)
         self._served = {name: self._served.get(name, start) for name in self._seen}
+        self._withdraw(unit)
         self.levels = self._levels() if len(self._served) > 1 else {}
+
+    def _withdraw(self, unit: WorkerUnit) -> None:
+        """Put newcomers that ask for more than their credit behind those who ask for less."""
+        for name in list(self._fresh):
+            if name not in self._served:
+                del self._fresh[name]
+            elif unit.asks_much(name):
+                del self._fresh[name]
+                small = [had for n, had in self._served.items() if not unit.asks_much(n)]
+                behind = max(small, default=-inf) + self._credit / PARTS_BEHIND
+                self._served[name] = max(self._served[name], behind)
 
     def _levels(self) -> dict[str, float]:
         """Return the places of tenants by chunks served: they change when one passes another."""

@@ -15,6 +15,7 @@ from headway.blocks import (
     waypoint,
 )
 from headway.cluster import Role, UnitLoad, WorkerInfo
+from headway.core.token_counters import CREDIT, OUTPUT_WEIGHT
 from headway.core.worker.batch import UnitSums
 from headway.core.worker.host import HostMemory
 from headway.core.worker.kv_journal import KvJournal
@@ -70,6 +71,7 @@ class WorkerUnit:
     ) -> None:
         self.unit = unit
         self._settings = settings
+        self._chunk_tokens = info.chunk_tokens
         self._lives = lives or LifeNews(is_on=False)
         self._hashes_of = hashes_of
         self.take_role(info.role)
@@ -94,6 +96,10 @@ class WorkerUnit:
         self.admitted: list[Admission] = []
         self.tenants: Counter[str] = Counter()
         """Requests by tenant."""
+        self._asked: Counter[str] = Counter()
+        """Weighted tokens that they asked for, by tenant, as far as is expected."""
+        self._flooding: Counter[str] = Counter()
+        """Those of whose tenants the scheduler has many more, by tenant."""
         self.prompts: dict[StreamKey, Sequence] = {}
         """Those of ``holding`` that may lack prompt tokens; readers take out those that decode."""
         self._making: dict[BlockHash, Sequence] = {}
@@ -126,7 +132,7 @@ class WorkerUnit:
         self.sequences[sequence.key] = sequence
         self._hold(sequence)
         self.recount(sequence)
-        self.tenants[request.standing.tenant] += 1
+        self._count_tenant(request, 1)
         self.changed[sequence.key] = None
         self._lives.came(sequence)
 
@@ -346,7 +352,7 @@ class WorkerUnit:
         del self.sequences[sequence.key]
         self._let_go(sequence.key)
         self.released.append(sequence.key)
-        self._forget_tenant(sequence.request.standing.tenant)
+        self._count_tenant(sequence.request, -1)
         self.move(sequence, Event.RELEASED)
 
     def _leave_blocks(self, sequence: Sequence) -> None:
@@ -360,10 +366,18 @@ class WorkerUnit:
             num_shared = self.pool.retire(kv.blocks)
             self.host.prefixes.retire(names[num_shared:])
 
-    def _forget_tenant(self, tenant: str) -> None:
-        self.tenants[tenant] -= 1
+    def asks_much(self, tenant: str) -> bool:
+        """Return whether a tenant asks for more than a newcomer's credit, here or elsewhere."""
+        return self._flooding[tenant] > 0 or self._asked[tenant] > CREDIT * self._chunk_tokens
+
+    def _count_tenant(self, request: Request, sign: int) -> None:
+        tenant = request.standing.tenant
+        asked = len(request.prompt_token_ids) + OUTPUT_WEIGHT * request.predicted_output_tokens
+        self.tenants[tenant] += sign
+        self._asked[tenant] += sign * round(asked)
+        self._flooding[tenant] += sign * request.standing.floods
         if not self.tenants[tenant]:
-            del self.tenants[tenant]
+            del self.tenants[tenant], self._asked[tenant], self._flooding[tenant]
 
     # --- cached prefixes --------------------------------------------------------------
 

@@ -256,6 +256,17 @@ def test_who_has_used_less_may_send_a_burst_ahead_of_a_flood() -> None:
     assert dispatch(made, 30) == [80, 81, 82]
 
 
+def test_who_asks_for_more_than_its_credit_has_none() -> None:
+    made = windows(*(waiting(n, "small") for n in range(14)))
+    made.counters.credit = 60.0
+    for _ in range(10):
+        dispatch(made, 10)
+    for n in range(30, 50):
+        made.add(waiting(n, "flood"))
+    assert dispatch(made, 20) == [10, 11]
+    assert dispatch(made, 20) == [12, 30]
+
+
 def test_a_long_request_behind_is_packed_after_the_short_ones_whose_turn_it_is() -> None:
     made = windows(waiting(1, "flood", 100), waiting(2, "small"), waiting(3, "small"))
     made.counters.charge("flood", 50.0)

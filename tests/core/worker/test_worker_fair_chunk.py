@@ -7,7 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.worker.fair_chunk import CREDIT, LEAD
+from headway.core.token_counters import CREDIT
+from headway.core.worker.fair_chunk import LEAD
 from headway.policies.batching.fcfs import Fcfs
 from headway.service_class import ServiceClass, Standing
 from tests.fakes.plans import Planned, make_planned

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.token_counters import OUTPUT_WEIGHT
-from headway.core.worker.fair_chunk import CREDIT
+from headway.core.token_counters import CREDIT, OUTPUT_WEIGHT
 from headway.cost.pass_time import PassTime
 from headway.forward_pass import PassItem
 from headway.policies import registry
@@ -49,6 +48,19 @@ def test_a_newcomer_has_its_place_in_the_next_pass_under_every_policy(name: str)
     for _ in range(8):
         assert 100 in names(unit.step())
     assert [each.key.stream_id for each in unit.ended] == [100]
+
+
+@pytest.mark.parametrize("floods", [True, False])
+def test_who_comes_with_more_than_its_credit_goes_behind_who_was_there(floods: bool) -> None:
+    """The flood is all here, or the scheduler says that it has the rest."""
+    unit = make_planned(Fcfs(), chunk=64, max_running=PLACES, blocks=9999)
+    unit.come(0, 4, 400, standing=MINE)
+    unit.step(20)
+    for name in range(1, 9 if floods else 90):
+        unit.come(name, 4, 400, standing=replace(FLOOD, floods=floods))
+    unit.step()
+    unit.come(100, 4, 8, standing=MINE)
+    assert all(100 in names(unit.step()) for _ in range(3))
 
 
 @pytest.mark.parametrize("name", POLICIES)
