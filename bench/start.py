@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -10,8 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from bench.cluster.processes import Process, cpu_seconds
-from headway.errors import Code, HeadwayError
+from bench.cluster.processes import Process, cpu_seconds, until_answers
 
 _POLL = 0.05  # seconds
 _ONE_ANSWER = 120.0  # seconds
@@ -46,26 +46,24 @@ def time_start(starting: Starting, folder: Path, within: float) -> StartTimes:
     begun_at = time.monotonic()
     process = Process(starting.name, [*starting.command], folder, starting.environment)
     try:
-        _await_answer(process, starting, begun_at + within)
+        asyncio.run(_first_answer(process, starting, within))
         wall = time.monotonic() - begun_at
         return StartTimes(starting.name, wall, cpu_seconds(process.pid))
     finally:
         process.stop(40.0)
 
 
-def _await_answer(process: Process, starting: Starting, give_up_at: float) -> None:
+async def _first_answer(process: Process, starting: Starting, within: float) -> None:
     asked = {"role": "user", "content": "Add 1, 2."}
     body = {"model": starting.model, "messages": [asked], "max_tokens": 1}
-    with httpx.Client(timeout=_ONE_ANSWER) as client:
-        while time.monotonic() < give_up_at:
-            process.check()
+    async with httpx.AsyncClient(timeout=_ONE_ANSWER) as client:
+
+        async def ask() -> str:
             try:
-                said = client.post(f"{starting.url}/v1/chat/completions", json=body)
-            except httpx.TransportError:
-                time.sleep(_POLL)
-                continue
-            if said.status_code == 200 and json.loads(said.text)["choices"]:
-                return
-            time.sleep(_POLL)  # it loads
-    message = f"{starting.name} gives no answer in time: {process.last_words()}"
-    raise HeadwayError(Code.UNAVAILABLE, message)
+                said = await client.post(f"{starting.url}/v1/chat/completions", json=body)
+            except httpx.TransportError as error:
+                return str(error)
+            is_there = said.status_code == 200 and json.loads(said.text)["choices"]
+            return "" if is_there else f"HTTP {said.status_code}"  # it loads
+
+        await until_answers(process, ask, within=within, poll=_POLL)

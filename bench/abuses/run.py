@@ -18,11 +18,9 @@ from statistics import median
 import httpx
 
 from bench.abuses.catalogue import COMPLETIONS, Abuse, Manner
-from bench.cluster.keyed import keyed_cluster
+from bench.cluster.started import keyed_options, started
 from services.gateway.auth import key_line, new_key
-from services.local.cluster import LocalCluster
 from services.local.options import WorkerCounts
-from services.local.refusals import refuse_wrong_options
 
 _ABUSER, _OTHER, _OPERATOR = "abuser", "other", "operator"
 _PATIENCE = 90.0
@@ -71,11 +69,8 @@ class Abused:
         """
         keys = {name: new_key() for name in (_ABUSER, _OTHER, _OPERATOR)}
         lines = [key_line(name, key, operator=name == _OPERATOR) for name, key in keys.items()]
-        options = keyed_cluster(
-            lines, folder, model=self.model, preset=self.preset, workers=self.workers
-        )
-        refuse_wrong_options(options, folder)
-        async with LocalCluster(options, folder) as cluster:
+        options = keyed_options(lines, folder, self.model, self.preset, self.workers)
+        async with started(options, folder) as cluster:
             trials = Trials(cluster.url, options.served_name, keys, self)
             await trials.warm_up()
             rows = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,20 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cluster.leader import kill_leader
-from bench.cluster.offered import start_within
-from bench.cluster.processes import Process
+from bench.cluster.processes import Process, until_answers
+from bench.cluster.started import bench_options, started
 from bench.serve.client import Client, Endpoint, RequestFailedError
-from headway.errors import Code, HeadwayError
 from results.output import num_cores
-from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
-from services.local.refusals import refuse_wrong_options
 from services.local.store import free_port
 from services.runtime.store import Store
 
 HASHED = "hashed"
-_START, _PROXY_START, _POLL = 240.0, 30.0, 0.1
-_SERVICES = 8  # processes beside the workers, at most
+_PROXY_START = 30.0  # seconds
 _BLOCK_SIZE = 16
 Kill = Callable[[], Awaitable[object]]
 
@@ -53,19 +48,16 @@ class WorkersSetting:
 
     def options(self, policies: PolicyOptions, num_workers: int) -> ClusterOptions:
         """Return a cluster of so many unified workers, each with the threads of one of all."""
-        port = free_port(2 + _SERVICES + num_workers)
         threads = max(1, num_cores() // self.num_workers)
         kv = ("--num-blocks", str(self.kv_tokens // _BLOCK_SIZE)) if self.kv_tokens else ()
         passes = ("--least-pass-time", str(self.least_pass_time))
-        return ClusterOptions(
-            model=self.model,
-            policies=policies,
-            workers=WorkerCounts(0, 0, 0, num_workers),
+        return bench_options(
+            self.model,
+            policies,
+            WorkerCounts(0, 0, 0, num_workers),
+            *("--num-threads", str(threads), *kv, *passes),
             schedulers=2 if self.is_killed and num_workers == self.num_workers else 1,
             device=self.device,
-            port=port,
-            drain_timeout=5.0,
-            service_flags={"worker": ("--num-threads", str(threads), *kv, *passes)},
         )
 
 
@@ -100,7 +92,7 @@ class ClusterSystem:
         """Start it, yield it, stop it."""
         async with AsyncExitStack() as stack:
             options = self.setting.options(self.policies, self.setting.num_workers)
-            cluster = await _started(stack, options, self.log_dir / self.name)
+            cluster = await stack.enter_async_context(started(options, self.log_dir / self.name))
             kill: Kill | None = None
             if self.setting.is_killed:
                 store = await Store.connect(cluster.config.store, cluster.config.cluster)
@@ -133,19 +125,11 @@ class HashedSystem:
             for number in range(self.setting.num_workers):
                 folder = self.log_dir / f"{HASHED}-{number + 1}"
                 options = self.setting.options(self.policies, 1)
-                backends.append((await _started(stack, options, folder)).url)
+                backends.append((await stack.enter_async_context(started(options, folder))).url)
             yield AgentTarget(await _proxied(stack, backends, self.log_dir))
 
 
 System = EndpointSystem | ClusterSystem | HashedSystem
-
-
-async def _started(stack: AsyncExitStack, options: ClusterOptions, folder: Path) -> LocalCluster:
-    refuse_wrong_options(options, folder)  # makes the folder
-    cluster = LocalCluster(options, folder)
-    stack.push_async_callback(cluster.stop)
-    await start_within(cluster, _START)
-    return cluster
 
 
 async def _proxied(stack: AsyncExitStack, backends: list[str], folder: Path) -> str:
@@ -156,14 +140,13 @@ async def _proxied(stack: AsyncExitStack, backends: list[str], folder: Path) -> 
     url = f"http://127.0.0.1:{port}"
     client = Client(Endpoint.parse(url), _PROXY_START)
     stack.callback(client.close)
-    loop = asyncio.get_running_loop()
-    give_up_at = loop.time() + _PROXY_START
-    while loop.time() < give_up_at:
-        proxy.check()
+
+    async def ask() -> str:
         try:
             await client.get("/v1/models")
-        except RequestFailedError:
-            await asyncio.sleep(_POLL)
-        else:
-            return url
-    raise HeadwayError(Code.UNAVAILABLE, f"the proxy does not answer: {proxy.last_words()}")
+        except RequestFailedError as error:
+            return str(error)
+        return ""
+
+    await until_answers(proxy, ask, within=_PROXY_START)
+    return url

@@ -67,10 +67,9 @@ async def compare(args: Namespace, names: Sequence[str], profile: Profile) -> in
         refuse_wrong_options(options[name], Path(args.log_dir) / name)
     for name in names:
         console.print(f"{name}: starting a cluster, logs in {args.log_dir}/{name}/")
-        started = LocalCluster(options[name], Path(args.log_dir) / name)
-        async with started:
+        async with LocalCluster(options[name], Path(args.log_dir) / name) as cluster:
             console.print(f"{name}: {load.seconds:g} s of requests")
-            runs[name] = await _offer(_Watched(started), load, Path(args.model).name)
+            runs[name] = await _offer(_Watched(cluster), load, Path(args.model).name)
         num_failed += print_failures(console, name, runs[name].outcomes)
         if args.json is not None:  # after each: what is measured is kept
             write_runs(args.json, args, load, runs)

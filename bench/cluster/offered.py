@@ -1,34 +1,19 @@
-"""Load on a live cluster: started, plans replayed against it, what its processes counted."""
+"""Load on a live cluster: plans replayed against it, and what its processes counted."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from bench.serve.client import Client, Endpoint
 from bench.serve.plan import Plan
 from bench.serve.replay import Replay, ReplayedRequest
-from headway.errors import Code, HeadwayError
-
-if TYPE_CHECKING:
-    from services.local.cluster import LocalCluster
 
 _TIMEOUT = 300.0  # seconds, for one answer
 _MOST_OPEN = 1024
 _RESUBMITTED = "headway_gateway_resubmitted_requests"
-
-
-async def start_within(cluster: LocalCluster, seconds: float) -> None:
-    """Start it, or refuse within the time; the caller stops it in either case."""
-    try:
-        async with asyncio.timeout(seconds):
-            await cluster.start()
-    except TimeoutError:
-        message = f"the cluster does not serve after {seconds:g} s: see {cluster.log_folder}/"
-        raise HeadwayError(Code.UNAVAILABLE, message) from None
 
 
 async def replayed(url: str, plan: Plan, *, within: float | None = None) -> list[ReplayedRequest]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from headway.errors import Code, HeadwayError
@@ -71,6 +72,25 @@ class Process:
 
     def __exit__(self, *raised: object) -> None:
         self.stop()
+
+
+async def until_answers(
+    process: Process, ask: Callable[[], Awaitable[str]], *, within: float, poll: float = 0.1
+) -> None:
+    """Ask again and again until a process answers; ``ask`` returns what is wrong, "" for nothing.
+
+    UNAVAILABLE where it ends, or does not answer within so many seconds.
+    """
+    give_up_at = time.monotonic() + within
+    while True:
+        process.check()
+        if not (wrong := await ask()):
+            return
+        if time.monotonic() > give_up_at:
+            said = f"{wrong}; {process.last_words()}"
+            message = f"{process.name} does not answer after {within:g} s: {said}"
+            raise HeadwayError(Code.UNAVAILABLE, message)
+        await asyncio.sleep(poll)
 
 
 def cpu_seconds(pid: int) -> float:

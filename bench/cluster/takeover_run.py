@@ -13,13 +13,11 @@ from pathlib import Path
 
 from bench.cluster.leader import kill_leader, next_leader
 from bench.cluster.offered import num_resubmitted
+from bench.cluster.started import bench_options, started
 from bench.serve.client import Client, Endpoint, RequestFailedError, error_text
 from bench.serve.plan import PATHS
 from bench.serve.sse import DONE, Delta, read_delta
-from services.local.cluster import LocalCluster
-from services.local.options import ClusterOptions
-from services.local.refusals import refuse_wrong_options
-from services.local.store import free_port
+from services.local.options import PolicyOptions, WorkerCounts
 from services.local.supervisor import Supervisor
 from services.runtime.store import Store
 
@@ -73,7 +71,7 @@ async def measure(model: str, num_kills: int, num_streams: int, num_tokens: int)
 
 @asynccontextmanager
 async def _running(model: str, num_tokens: int) -> AsyncIterator[_Cluster]:
-    options = ClusterOptions(model=model, schedulers=2, port=free_port(2), drain_timeout=5.0)
+    options = bench_options(model, PolicyOptions(), WorkerCounts(), schedulers=2)
     body = {
         "model": Path(model).name,
         "messages": [{"role": "user", "content": _PROMPT}],
@@ -83,10 +81,9 @@ async def _running(model: str, num_tokens: int) -> AsyncIterator[_Cluster]:
         "ignore_eos": True,
     }
     with tempfile.TemporaryDirectory(prefix="headway-logs-") as folder:
-        refuse_wrong_options(options, Path(folder))
         async with AsyncExitStack() as stack:
-            async with asyncio.timeout(_PATIENCE):
-                cluster = await stack.enter_async_context(LocalCluster(options, Path(folder)))
+            starting = started(options, Path(folder), _PATIENCE)
+            cluster = await stack.enter_async_context(starting)
             config = cluster.config
             store = await Store.connect(config.store, config.cluster)
             stack.push_async_callback(store.close)

@@ -7,19 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.cluster.offered import looped, replayed, start_within
+from bench.cluster.offered import looped, replayed
 from bench.cluster.processes import cpu_seconds
+from bench.cluster.started import bench_options, started
 from bench.demo.load import mix, timed
 from bench.serve.plan import Plan
 from bench.serve.replay import ReplayedRequest
 from headway.errors import Code, HeadwayError
 from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
-from services.local.store import free_port
 
-_START, _PATIENCE = 240.0, 300.0
+_PATIENCE = 300.0
 _WARM_UP = 20.0  # seconds in which its requests begin
-_SERVICES = 5  # processes beside the workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +46,9 @@ class CpuSetting:
 
     def options(self, policies: PolicyOptions) -> ClusterOptions:
         """Return the cluster of one preset."""
-        port = free_port(2 + _SERVICES + sum(self.workers.by_role().values()))
         worker = ("--max-running", str(self.max_running))
         pace = ("--least-pass-time", str(self.least_pass_time))
-        return ClusterOptions(
-            model=self.model,
-            policies=policies,
-            workers=self.workers,
-            port=port,
-            metrics_port=0,
-            drain_timeout=5.0,
-            service_flags={"worker": (*worker, *pace)},
-        )
+        return bench_options(self.model, policies, self.workers, *worker, *pace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +68,14 @@ class CpuRun:
 
 async def run_once(setting: CpuSetting, policies: PolicyOptions, seed: int) -> CpuRun:
     """Serve a seed's requests under one preset; UNAVAILABLE where one of them fails."""
-    cluster = LocalCluster(setting.options(policies), setting.log_dir / policies.preset)
     plan = setting.plan(seed)
-    try:
-        await start_within(cluster, _START)
+    async with started(setting.options(policies), setting.log_dir / policies.preset) as cluster:
         places = setting.max_running * (setting.workers.decode + setting.workers.unified)
         warm_up = replace(plan, requests=setting.plan(-seed).requests[: 8 * places])
         await looped(cluster.url, warm_up, 2 * places, _WARM_UP, _PATIENCE)
         before = _by_process(cluster)
         requests = await replayed(cluster.url, plan, within=len(plan.requests) + _PATIENCE)
         after = _by_process(cluster)
-    finally:
-        await cluster.stop()
     seconds = {name: after[name] - before.get(name, 0.0) for name in after}
     return CpuRun(policies.preset, seed, seconds, _num_tokens(requests))
 

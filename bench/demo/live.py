@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.cluster.offered import counted, print_failures, replayed, start_within
+from bench.cluster.offered import counted, print_failures, replayed
+from bench.cluster.started import bench_options, started
 from bench.demo import warm_up
 from bench.demo.capacity import Capacity
 from bench.demo.load import LoadBounds, Offer, Regime
@@ -25,13 +26,10 @@ from results.output import num_cores
 from services.local import prometheus
 from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
-from services.local.store import free_port
 
 START = 240.0  # seconds in which a cluster must serve
 STOP = 30.0  # seconds that its end takes at most
 PATIENCE = 120.0  # seconds for the answers, from the last arrival on
-_DRAIN_TIMEOUT = 5.0
-_SERVICES = 5  # processes beside the workers
 _PREEMPTIONS = "headway_worker_preemptions_total"
 _PASSES = "headway_worker_forward_pass_seconds"
 
@@ -82,24 +80,16 @@ class Setting:
 
     def options(self, policies: PolicyOptions, workers: WorkerCounts) -> ClusterOptions:
         """Return one preset's cluster, each worker with the demo's limit."""
-        num_processes = _SERVICES + sum(workers.by_role().values())
-        port = free_port(2 + num_processes)
-        return ClusterOptions(
-            model=self.model,
-            policies=policies,
-            workers=workers,
+        return bench_options(
+            self.model,
+            policies,
+            workers,
+            *("--engine", self.engine),
+            *(("--engine-args", self.engine_args) if self.engine_args else ()),
+            *("--max-running", str(self.max_running)),
+            *("--least-pass-time", str(self.least_pass_time)),
             device=self.device,
-            port=port,
-            metrics_port=port + 2,
-            drain_timeout=_DRAIN_TIMEOUT,
-            service_flags={
-                "worker": (
-                    *("--engine", self.engine),
-                    *(("--engine-args", self.engine_args) if self.engine_args else ()),
-                    *("--max-running", str(self.max_running)),
-                    *("--least-pass-time", str(self.least_pass_time)),
-                )
-            },
+            has_metrics=True,
         )
 
 
@@ -210,18 +200,12 @@ def shown(workers: WorkerCounts) -> str:
     return ", ".join(f"{count} {role}" for role, count in counts if count)
 
 
-@asynccontextmanager
-async def _cluster(
+def _cluster(
     setting: Setting, policies: PolicyOptions, workers: WorkerCounts
-) -> AsyncIterator[LocalCluster]:
+) -> AbstractAsyncContextManager[LocalCluster]:
     """Run a preset's cluster."""
     options = setting.options(policies, workers)
-    cluster = LocalCluster(options, setting.log_dir / policies.preset)
-    try:
-        await start_within(cluster, START)
-        yield cluster
-    finally:
-        await cluster.stop()
+    return started(options, setting.log_dir / policies.preset, START)
 
 
 async def _measured(setting: Setting, cluster: LocalCluster, seed: int) -> Capacity:

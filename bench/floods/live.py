@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.cluster.keyed import keyed_cluster
+from bench.cluster.started import keyed_options, started
 from bench.floods.offered import (
     FLOODER,
     OTHERS,
@@ -29,9 +29,7 @@ from bench.serve.prompts import TEXT_TOKENS
 from bench.serve.replay import Replay, ReplayedRequest
 from headway.errors import Code, HeadwayError
 from services.gateway.auth import key_line, new_key
-from services.local.cluster import LocalCluster
 from services.local.options import WorkerCounts
-from services.local.refusals import refuse_wrong_options
 
 PROMPTS = (300, 1000)
 """Tokens of a flood's prompts: as the others', and several times as long."""
@@ -61,15 +59,9 @@ class LiveFlood:
         """
         keys = {side: new_key() for side in (*OTHERS, FLOODER)}
         lines = [key_line(side, key, options={"tenant": side}) for side, key in keys.items()]
-        options = keyed_cluster(
-            lines if self.flood.by == TENANT else (),
-            folder,
-            model=self.model,
-            preset=self.preset,
-            workers=self.workers,
-        )
-        refuse_wrong_options(options, folder)
-        async with LocalCluster(options, folder) as cluster:
+        lines = lines if self.flood.by == TENANT else []
+        options = keyed_options(lines, folder, self.model, self.preset, self.workers)
+        async with started(options, folder) as cluster:
             asker = Asker(cluster.url, options.served_name, self.flood, keys)
             await asker.ask([FloodRequest(OTHERS[0], n, 0.3 * n, PROMPT) for n in range(_NUM_WARM)])
             capacity = await asker.capacity()

@@ -11,18 +11,18 @@ model has one thread in both.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import random
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import uvloop
 from tokenizers import Tokenizer
 
-from bench.cluster.processes import Process
+from bench.cluster.processes import Process, until_answers
 from bench.serve.client import Client, Endpoint, RequestFailedError
 from headway.forward_pass import ForwardPass, PassItem
 from headway.request import SamplingParams, StreamKey
@@ -81,20 +81,14 @@ async def cluster_seconds(client: Client, model: str, prompt: str) -> float:
     return came_at[0] - began_at
 
 
-async def serving(client: Client, process: Process) -> None:
-    """Return once a first token comes back."""
-    deadline = time.monotonic() + START_PATIENCE
-    while True:
-        process.check()
-        try:
-            found = json.loads((await client.get("/v1/models")).body)
-            await cluster_seconds(client, found["data"][0]["id"], "Add 1, 2.")
-        except (RequestFailedError, ValueError, LookupError):
-            if time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(0.1)
-        else:
-            return
+async def first_answer(client: Client) -> str:
+    """Return why no first token comes back; "" where one does."""
+    try:
+        found = json.loads((await client.get("/v1/models")).body)
+        await cluster_seconds(client, found["data"][0]["id"], "Add 1, 2.")
+    except (RequestFailedError, ValueError, LookupError) as error:
+        return str(error)
+    return ""
 
 
 def report(name: str, values: list[float]) -> None:
@@ -114,7 +108,7 @@ async def measure(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = module_command("cli", *up, "--log-dir", folder)
         with Process("headway-up", command, Path(folder)) as process:
-            await serving(client, process)
+            await until_answers(process, partial(first_answer, client), within=START_PATIENCE)
             alone = OwnTime(args.model)
             own: list[float] = []
             whole: list[float] = []

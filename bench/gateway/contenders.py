@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.cluster.processes import Process
+from bench.cluster.processes import Process, until_answers
 from bench.gateway.peers import PeerGateway
 from bench.serve.client import Client, Endpoint, RequestFailedError
-from headway.errors import Code, HeadwayError
 from services.local.store import LocalStore, free_port
 from services.runtime.rooms import module_command
 
@@ -97,22 +94,19 @@ class GatewayProcesses:
         return self._stack.enter_context(process)
 
     async def _until_it_answers(self, contender: Contender, process: Process) -> None:
-        client, last = Client(contender.endpoint, 5.0), ""
-        deadline = time.monotonic() + START_PATIENCE
+        client = Client(contender.endpoint, 5.0)
         body = contender.body(1, stream=False)
-        while time.monotonic() < deadline:
-            process.check()
+
+        async def ask() -> str:
             try:
                 response = await client.post(PATH, body, lambda data, now: None)
-                if response.status == 200:
-                    client.close()
-                    return
-                last = f"HTTP {response.status} {bytes(response.body[:200])!r}"
             except RequestFailedError as error:
-                last = str(error)
-            await asyncio.sleep(0.1)
-        message = f"{contender.name} does not answer after {START_PATIENCE:g} s: {last}"
-        raise HeadwayError(Code.UNAVAILABLE, message)
+                return str(error)
+            said = f"HTTP {response.status} {bytes(response.body[:200])!r}"
+            return "" if response.status == 200 else said
+
+        await until_answers(process, ask, within=START_PATIENCE)
+        client.close()
 
 
 def _loopback(port: int) -> Endpoint:

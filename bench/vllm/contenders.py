@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.cluster.processes import Process
+from bench.cluster.started import bench_options
 from bench.vllm.server import BLOCK_SIZE, EngineLimits, Server, VllmTarget, answers, serving
 from headway.errors import Code, HeadwayError, invalid
 from services.local.cluster import LocalCluster
@@ -51,21 +52,15 @@ class Comparison:
             *("--max-running", str(limits.max_running)),
             *("--kv-cache-gib", str(limits.kv_cache_gib)),
         )
-        return ClusterOptions(
-            model=self.model,
-            policies=PolicyOptions(self.preset),
-            workers=WorkerCounts(0, 0, 0, 1),
+        return bench_options(
+            self.model,
+            PolicyOptions(self.preset),
+            WorkerCounts(0, 0, 0, 1),
+            *("--engine", engine, "--engine-args", json.dumps(dict(engine_args))),
+            *(of_engine if computes else ()),
+            *("--chunk-tokens", str(limits.chunk_tokens)),
+            *("--num-threads", str(limits.num_threads)),
             dtype=limits.dtype if computes else "auto",
-            port=free_port(2),
-            drain_timeout=5.0,
-            service_flags={
-                "worker": (
-                    *("--engine", engine, "--engine-args", json.dumps(dict(engine_args))),
-                    *(of_engine if computes else ()),
-                    *("--chunk-tokens", str(limits.chunk_tokens)),
-                    *("--num-threads", str(limits.num_threads)),
-                )
-            },
         )
 
 

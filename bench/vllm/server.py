@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import httpx
 
-from bench.cluster.processes import Process
-from headway.errors import Code, HeadwayError
+from bench.cluster.processes import Process, until_answers
 from services.local.store import free_port
 
 START = 400.0  # seconds in which a server must answer
@@ -91,16 +90,13 @@ async def serving(server: Server, folder: Path, name: str) -> AsyncIterator[Vllm
 
 async def answers(process: Process, url: str) -> None:
     """Wait until a process answers there with 200; UNAVAILABLE where it ends, or takes too long."""
-    loop = asyncio.get_running_loop()
-    give_up_at = loop.time() + START
     async with httpx.AsyncClient(timeout=5.0) as client:
-        while loop.time() < give_up_at:
-            process.check()
+
+        async def ask() -> str:
             try:
-                if (await client.get(url)).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(_POLL)
-    message = f"{process.name} does not answer after {START:g} s: {process.last_words()}"
-    raise HeadwayError(Code.UNAVAILABLE, message)
+                status = (await client.get(url)).status_code
+            except httpx.TransportError as error:
+                return str(error)
+            return "" if status == 200 else f"HTTP {status}"
+
+        await until_answers(process, ask, within=START, poll=_POLL)

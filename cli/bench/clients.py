@@ -13,11 +13,10 @@ from bench.clients.inside import FAILED
 from bench.clients.page import RESULTS, drawn, merged, read_results, rewrite
 from bench.clients.roster import CLIENTS, PeerClient
 from bench.clients.run import CaseResult, ClientTarget, packed, python_of, run_client
+from bench.cluster.started import bench_options, started
 from headway.errors import HeadwayError, invalid
 from results.output import write_json
-from services.local.cluster import LocalCluster
-from services.local.options import ClusterOptions, WorkerCounts
-from services.local.store import free_port
+from services.local.options import PolicyOptions, WorkerCounts
 from services.runtime.rooms import model_folder
 
 
@@ -63,8 +62,8 @@ async def _run(
     if args.url:
         target = ClientTarget(args.url, model.name, folder)
         return await asyncio.to_thread(_run_all, args, chosen, target)
-    options = ClusterOptions(model=folder, workers=WorkerCounts(1, 1), port=free_port(2))
-    async with LocalCluster(options, args.environments / "cluster") as cluster:
+    options = bench_options(folder, PolicyOptions(), WorkerCounts(1, 1))
+    async with started(options, args.environments / "cluster") as cluster:
         target = ClientTarget(cluster.url, model.name, folder)
         return await asyncio.to_thread(_run_all, args, chosen, target)
 
