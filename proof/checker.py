@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from math import inf
-from typing import Any
 
 from headway.errors import Code
 
@@ -94,22 +93,12 @@ class Left:
 
 
 Record = Asked | Read | Ended | Failed | Left
-_KINDS: Mapping[str, type[Record]] = {
-    kind.__name__.lower(): kind for kind in (Asked, Read, Ended, Failed, Left)
-}
 
 
 def to_lines(records: Iterable[Record]) -> Iterator[str]:
     """Yield each record as a line of JSON."""
     for record in records:
         yield json.dumps({"kind": type(record).__name__.lower(), **asdict(record)})
-
-
-def from_lines(lines: Iterable[str]) -> Iterator[Record]:
-    """Yield the records of such lines; ValueError, KeyError or TypeError for other lines."""
-    for line in lines:
-        fields: dict[str, Any] = json.loads(line)
-        yield _KINDS[fields.pop("kind")](**fields)
 
 
 # --- the checker ----------------------------------------------------------------------
@@ -179,11 +168,6 @@ class Checker:
     def open_ids(self) -> list[str]:
         """Requests that have not ended, in the order in which they were asked."""
         return [name for name, answer in self._answers.items() if not answer.end]
-
-    def read_by(self, request_id: str) -> Sequence[Token]:
-        """Return what a client has read of its answer."""
-        answer = self._answers[request_id]
-        return answer.asked.expected[: answer.num_read]
 
     def take(self, record: Record) -> None:
         """Check one record against those before it."""

@@ -10,15 +10,16 @@ from types import MappingProxyType
 from headway.errors import invalid
 from headway.workload.arrivals import Bursts
 from headway.workload.traces import TraceRow
-from planning.calibrate.live import TORCH, LiveEngine, Topology
+from planning.calibrate.live import TORCH, LiveEngine
 from planning.calibrate.loads import CHATS, LONG_OUTPUTS, LONG_PROMPTS, SIX_FOLD, Mix, Part, drawn
+from services.local.options import WorkerCounts
 
 PRESETS = ("vllm-like", "headway")
-TOPOLOGIES: Mapping[str, Topology] = MappingProxyType(
+TOPOLOGIES: Mapping[str, WorkerCounts] = MappingProxyType(
     {
-        "1P1D": Topology(prefill=1, decode=1),
-        "1P2D": Topology(prefill=1, decode=2),
-        "2U": Topology(unified=2),
+        "1P1D": WorkerCounts(1, 1),
+        "1P2D": WorkerCounts(1, 2),
+        "2U": WorkerCounts(0, 0, unified=2),
     }
 )
 

@@ -15,7 +15,6 @@ from bench.cluster.offered import counted
 from bench.serve.client import Client, Endpoint
 from bench.serve.plan import Options, make_plan
 from bench.serve.replay import Replay, ReplayedRequest
-from headway.cluster import Role
 from headway.errors import Code, HeadwayError
 from headway.workload.traces import TraceRow
 from planning.calibrate.figures import Load, Seen
@@ -32,20 +31,6 @@ _NUM_WARM = 5
 _MOST_PROCESSES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """Workers by role. Each computes on one thread, so that one profile holds for all of them."""
-
-    prefill: int = 0
-    decode: int = 0
-    unified: int = 0
-
-    def roles(self) -> list[Role]:
-        """Return the role of each worker."""
-        counts = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.UNIFIED: self.unified}
-        return [role for role, count in counts.items() for _ in range(count)]
-
-
 class LiveEngine(NamedTuple):
     """The engine of the workers: its name, and its options as JSON."""
 
@@ -59,7 +44,7 @@ class LiveEngine(NamedTuple):
             return ()
         return ("--engine", self.name, *(("--engine-args", self.args) if self.args else ()))
 
-    def can_serve(self, topology: Topology) -> bool:
+    def can_serve(self, topology: WorkerCounts) -> bool:
         """Return whether its workers can have these roles."""
         return self.name not in MOVES_NO_KV or not topology.prefill + topology.decode
 
@@ -112,11 +97,14 @@ class LiveLoad:
 
 @dataclass(frozen=True, slots=True)
 class LiveDeployment:
-    """A live run's model, preset and workers."""
+    """A live run's model, preset and workers.
+
+    Each computes on one thread, so that one profile holds for all of them.
+    """
 
     served: LiveModel
     preset: str
-    topology: Topology
+    topology: WorkerCounts
 
     def options(self, folder: Path, *, spans: bool) -> ClusterOptions:
         """Return a cluster's options; its passes, and spans if wanted, are recorded in a folder."""
@@ -126,9 +114,7 @@ class LiveDeployment:
         return ClusterOptions(
             model=self.served.model,
             policies=PolicyOptions(self.preset),
-            workers=WorkerCounts(
-                self.topology.prefill, self.topology.decode, unified=self.topology.unified
-            ),
+            workers=self.topology,
             device=self.served.device,
             port=first_port,
             metrics_port=first_port + 2,
@@ -224,7 +210,7 @@ def note_asked(deployment: LiveDeployment, rows: Sequence[TraceRow], folder: Pat
         "device": served.device,
         "engine": list(served.engine),
         "preset": deployment.preset,
-        "workers": asdict(topology),
+        "workers": {r: n for r, n in topology.by_role().items() if n or r != "convertible"},
         "requests": [[round(r.arrival_at, 6), r.prompt_tokens, r.output_tokens] for r in rows],
     }
     path, text = folder / _ASKED, json.dumps(asked) + "\n"

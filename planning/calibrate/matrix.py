@@ -22,7 +22,6 @@ from planning.calibrate.live import (
     SPANS,
     LiveDeployment,
     LiveModel,
-    Topology,
     keep,
     kept,
     note_asked,
@@ -43,6 +42,7 @@ from planning.calibrate.predict import limits
 from planning.calibrate.sharing import LiveRun, level, measure_sharing, measure_wait
 from planning.calibrate.spans import Span, measure_hops, spans_of
 from results.output import num_cores
+from services.local.options import WorkerCounts
 from services.runtime.span_record import read_spans
 
 _PLAIN = "vllm-like"
@@ -82,10 +82,10 @@ def learn(
 
     A load on workers side by side then shows how much they hold each other up.
     """
-    single, split = Topology(unified=1), Topology(prefill=1, decode=1)
-    for_hops, several = single, (Topology(unified=2), Topology(unified=3))
+    single, split = WorkerCounts(0, 0, unified=1), WorkerCounts(1, 1)
+    for_hops, several = single, (WorkerCounts(0, 0, unified=2), WorkerCounts(0, 0, unified=3))
     if served.engine.can_serve(split):
-        for_hops, several = split, (split, Topology(prefill=1, decode=2))
+        for_hops, several = split, (split, WorkerCounts(1, 2))
     say("requests that are alone")
     lone = _run(
         LiveDeployment(served, _PLAIN, for_hops),
@@ -97,7 +97,7 @@ def learn(
     run = _run(LiveDeployment(served, _PLAIN, single), drawn(parts, seed), folder / "learning")
     rows, together = drawn(side_by_side, seed), list[tuple[LiveRun, Sequence[Span]]]()
     for number, each in enumerate(several, start=1):
-        say(f"a load on {len(each.roles())} workers side by side")
+        say(f"a load on {sum(each.by_role().values())} workers side by side")
         kept_in = folder / f"together-{number}"
         beside = _run(LiveDeployment(served, _PLAIN, each), rows, kept_in, spans=True)
         together.append((beside, spans_of(read_spans(kept_in / SPANS), beside.load.sent)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from headway.cluster import Role
 from headway.metrics import percentile
 from headway.presets import find_preset
 from headway.sim.experiment import Conditions, Run, cluster_spec, simulate
@@ -14,9 +15,9 @@ from headway.sim.worker import InstanceSpec
 from headway.workload.traces import TraceRow
 from planning.calibrate.calibration import Calibration
 from planning.calibrate.figures import LatencyLimits, Load, Seen
-from planning.calibrate.live import Topology
 from planning.calibrate.loads import one_by_one, simulated
 from planning.calibrate.model import slower
+from services.local.options import WorkerCounts
 
 NUM_REPLAYS = 2
 """Simulations of a load, each from another place of the machine's pace."""
@@ -41,7 +42,7 @@ class Prediction:
 def predict(
     calibration: Calibration,
     preset: str,
-    topology: Topology,
+    topology: WorkerCounts,
     rows: Sequence[TraceRow],
     *,
     level: float = 1.0,
@@ -49,14 +50,11 @@ def predict(
 ) -> Prediction:
     """Simulate the requests; ``level``: a factor on all pass times."""
     profile = slower(calibration.profile, level)
-    roles = topology.roles()
     planner = PLANNERS.get(calibration.engine.name, HEADWAY)
     instances = [
-        (
-            InstanceSpec(role, profile, calibration.max_model_len, planner=planner),
-            roles.count(role),
-        )
-        for role in dict.fromkeys(roles)
+        (InstanceSpec(Role(role), profile, calibration.max_model_len, planner=planner), count)
+        for role, count in topology.by_role().items()
+        if count
     ]
     runs = []
     for number in range(num_replays):
@@ -71,7 +69,7 @@ def predict(
     return Prediction([_load(run.records, len(rows)) for run in runs], num_moves, gpu_seconds)
 
 
-def limits(calibration: Calibration, topology: Topology) -> LatencyLimits:
+def limits(calibration: Calibration, topology: WorkerCounts) -> LatencyLimits:
     """Return an SLO: some times what a request takes that meets no other."""
     rows = [replace(row, output_tokens=40) for row in one_by_one(5.0, _NUM_LONE, 0)]
     (lone,) = predict(calibration, "vllm-like", topology, rows, num_replays=1).loads

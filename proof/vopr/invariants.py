@@ -45,11 +45,12 @@ class Judge(Protocol):
 def check_blocks(world: Judge, name: str, core: WorkerCore) -> None:
     """Require that the block books of every unit of a worker add up."""
     for unit in core.units:
-        problem = _problem_of_blocks(unit)
+        problem = problem_of_blocks(unit)
         world.require(not problem, "no block leaks or is shared wrongly", f"{name} {problem}")
 
 
-def _problem_of_blocks(unit: WorkerUnit) -> str:
+def problem_of_blocks(unit: WorkerUnit) -> str:
+    """Return what is wrong with the block books of a unit; "" for nothing."""
     pool, host = unit.pool, unit.host
     refs: Counter[int] = Counter()
     num_host = 0

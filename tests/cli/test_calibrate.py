@@ -21,18 +21,18 @@ from planning.calibrate.live import (
     LiveLoad,
     LiveModel,
     Sent,
-    Topology,
     keep,
     note_asked,
 )
 from planning.calibrate.loads import SPREAD, TOGETHER, at_once, drawn, one_by_one, poisson
 from planning.calibrate.predict import predict
+from services.local.options import WorkerCounts
 from services.runtime.rooms import model_folder
 from services.runtime.span_record import SUFFIX
 from tests.fakes.true_machine import WORKER, asked, calibration
 
 MINI = model_folder("headway-mini")
-SPLIT = Topology(prefill=1, decode=1)
+SPLIT = WorkerCounts(1, 1)
 CASE = "vllm-like/1P1D/20%"
 CAPACITY = 50.0
 
@@ -82,9 +82,9 @@ def test_a_fit_writes_what_it_measured_and_says_how_sure_it_is(
     rows = drawn(TOGETHER, 0)
     for name, topology, asked_for, factor in (
         ("lone", SPLIT, one_by_one(0.5, 40, 0), 1.0),
-        ("learning", Topology(unified=1), drawn(SPREAD, 0), 1.0),
+        ("learning", WorkerCounts(0, 0, unified=1), drawn(SPREAD, 0), 1.0),
         ("together-1", SPLIT, rows, 1.0),
-        ("together-2", Topology(prefill=1, decode=2), rows, 1.3),
+        ("together-2", WorkerCounts(1, 2), rows, 1.3),
     ):
         folder = runs / name
         note_asked(LiveDeployment(LiveModel(MINI), "vllm-like", topology), asked_for, folder)

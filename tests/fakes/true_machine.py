@@ -20,9 +20,9 @@ from headway.sim.pace import MeasuredPace
 from headway.workload.traces import TraceRow
 from planning.calibrate.calibration import Calibration, Fitted
 from planning.calibrate.figures import Load
-from planning.calibrate.live import Topology
 from planning.calibrate.model import WorkerRecord
 from planning.calibrate.predict import predict
+from services.local.options import WorkerCounts
 from services.worker.pass_record import share_of
 
 TRUTH = PassTime(
@@ -88,7 +88,7 @@ def asked(
     with monkeypatch.context() as patched:
         patched.setattr(sim_worker, "Device", _recording(passes))
         machine = calibration(pace=pace)
-        found = predict(machine, "vllm-like", Topology(unified=1), rows, num_replays=1)
+        found = predict(machine, "vllm-like", WorkerCounts(0, 0, unified=1), rows, num_replays=1)
     began_at = [float(number) for number in range(len(passes))]
     return found.loads[0], WorkerRecord(WORKER, passes, began_at)
 

@@ -32,7 +32,6 @@ from planning.calibrate.live import (
     LiveLoad,
     LiveModel,
     Sent,
-    Topology,
     keep,
     kept,
     note_asked,
@@ -44,6 +43,7 @@ from planning.calibrate.predict import NUM_REPLAYS, predict
 from planning.calibrate.report import case_notes, overall_table
 from planning.calibrate.sharing import LiveRun, level, measure_sharing, measure_wait
 from planning.calibrate.spans import MeasuredHops, Span, measure_hops, spans_of
+from services.local.options import WorkerCounts
 from services.runtime.span_record import Heard
 
 TRUTH = PassTime(base=0.002, per_prefill_token=5e-5, per_request=1e-4, per_kv_token=1e-7)
@@ -88,7 +88,7 @@ def test_a_profile_has_the_passes_times_and_the_workers_capacities(tmp_path: Pat
 
 HOPS = HopCosts(gateway=0.001, submit=0.002, dispatch=0.003, report=0.004, token=0.005, cores=2)
 MEASURED = MeasuredHops(HOPS, 0.0005, 1e9)
-ALONE = Topology(unified=1)
+ALONE = WorkerCounts(0, 0, unified=1)
 
 
 def calibrated(folder: Path, name: str = "here") -> Calibration:
@@ -107,7 +107,7 @@ def test_passes_that_an_engine_plans_are_predicted_by_its_planner(tmp_path: Path
     loads = [predict(each, "vllm-like", ALONE, rows).loads[0] for each in (ours, theirs)]
     assert all(each is not None for load in loads for each in load)
     with pytest.raises(HeadwayError, match="unified"):
-        predict(theirs, "vllm-like", Topology(prefill=1, decode=1), rows)
+        predict(theirs, "vllm-like", WorkerCounts(1, 1), rows)
 
 
 def test_a_prediction_of_the_same_machine_misses_nothing(tmp_path: Path) -> None:

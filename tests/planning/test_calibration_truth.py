@@ -10,14 +10,15 @@ from headway.cost.fit import Fit
 from headway.cost.pass_time import PassTime
 from headway.workload.traces import TraceRow
 from planning.calibrate.figures import errors
-from planning.calibrate.live import LiveLoad, Topology
+from planning.calibrate.live import LiveLoad
 from planning.calibrate.loads import LONG_PROMPTS, SINGLE_RATE, SPREAD, Part, drawn, one_by_one
 from planning.calibrate.model import fit_profile, slower
 from planning.calibrate.predict import predict
 from planning.calibrate.sharing import LiveRun, level
+from services.local.options import WorkerCounts
 from tests.fakes.true_machine import HOPS, TRUTH, asked, calibration
 
-ALONE = Topology(unified=1)
+ALONE = WorkerCounts(0, 0, unified=1)
 HELD_OUT: Mapping[str, Sequence[Part]] = {
     "long prompts": (Part(80, 6.0, LONG_PROMPTS),),
     "overload": (Part(120, 40.0),),

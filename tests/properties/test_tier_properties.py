@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from headway.core.worker.unit import WorkerUnit
 from headway.cost.costs import Costs
 from headway.messages import ChangeRole
 from headway.policies import registry
+from proof.vopr.invariants import problem_of_blocks
 from tests.fakes.paged import WorkerHarness, expected_output, send_part
 from tests.fakes.worker_core import dispatch, make_request, make_worker
 from tests.fakes.worker_pair import WorkerPair, steps
@@ -29,33 +29,16 @@ RATES = st.sampled_from([Costs(), Costs(prefill_per_token=1e-3, swap_per_token=1
 CHAINS = [tuple(range(start, start + 12)) for start in (10, 30, 50, 70)]
 
 
-def owned(unit: WorkerUnit) -> Counter[int]:
-    """References to the device's blocks, by who should have them."""
-    owners: Counter[int] = Counter()
-    for sequence in unit.sequences.values():
-        owners.update(sequence.kv.blocks)
-        if sequence.departure is not None:
-            owners.update(sequence.departure.sending)
-    for copy in unit.saving:
-        owners.update(copy.blocks)
-    return owners
-
-
 def check_books(unit: WorkerUnit) -> None:
     """Each block of both memories is in one place."""
-    pool, host, owners = unit.pool, unit.host, owned(unit)
-    first = unit.unit * pool.num_blocks
-    assert [owners[first + n] for n in range(pool.num_blocks)] == pool._refs
-    assert len(owners) + pool.num_free == pool.num_blocks
-    prefixes = host.prefixes
+    assert not problem_of_blocks(unit)
+    host, prefixes = unit.host, unit.host.prefixes
     places = [place.block for place in prefixes._places.values()]
     swapped = [block for s in unit.sequences.values() for block in s.kv.host_blocks]
     written = [*prefixes._saving]
     reading = [block for block in prefixes._num_readers if block not in places]
     used = [*places, *swapped, *written, *reading, *host._leaving, *host._free]
     assert len(used) == len(set(used))
-    num_held = len(swapped) + len(host._leaving) + prefixes.num_busy
-    assert num_held + host.num_free == host.num_blocks
 
 
 class Pair(WorkerPair):
