@@ -63,6 +63,15 @@ def test_what_one_look_sends_counts_for_those_behind(make: MakeRouting) -> None:
     assert sorted(found.values()) == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("make", [Dynamo, LlmD, Lmetric, Preble, Sglang])
+def test_nobody_is_looked_at_behind_those_that_fill_all_units(make: MakeRouting) -> None:
+    policy, looked = make(), list[object]()
+    policy.matches = looked.append
+    waiting = [cold(name) for name in range(1000)]
+    policy.turns([unit("a", room=2000), unit("b", room=0)], len(waiting), now=0.0, waiting=waiting)
+    assert looked == waiting[:2]
+
+
 PROMPTS = st.lists(
     st.tuples(
         st.integers(1, 1200),

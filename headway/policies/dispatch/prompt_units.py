@@ -91,6 +91,11 @@ class PromptUnits:
         """Return all units, in the order in which their instances were seen."""
         return iter(self._units.values())
 
+    @property
+    def are_full(self) -> bool:
+        """True if none has blocks for any prompt."""
+        return all(each.free_tokens + each.yielding_kv_tokens <= 0 for each in self)
+
     def update(self, loads: Sequence[InstanceLoad]) -> None:
         """Take the loads of all instances that take prompts."""
         seen = self._seen

@@ -68,6 +68,8 @@ class Routing(Dispatching):
     holds_back: ClassVar[bool] = False
     rule: ClassVar[str]
     """The rule's name in decisions."""
+    waits_for_one: ClassVar[bool] = False
+    """True if a request may wait for a full unit: then all have to be looked at."""
 
     def __init__(self, params: RoutingParams) -> None:
         super().__init__(params.window, params.default_pass_time)
@@ -93,6 +95,8 @@ class Routing(Dispatching):
         given: dict[str, dict[StreamKey, OwnUnit]] = {}
         held: dict[StreamKey, OwnUnit] = {}
         for entry in waiting:
+            if self._table.are_full and not self.waits_for_one:
+                break  # thousands may wait behind it
             matches = self.matches(entry)
             able = self.candidates(entry, matches)
             if matches is not None:

@@ -43,6 +43,7 @@ class SessionHash(Routing):
     """Dispatch of a session's requests to the unit that its name hashes to."""
 
     rule: ClassVar[str] = "session-hash"
+    waits_for_one: ClassVar[bool] = True
 
     def __init__(self, params: SessionHashParams | None = None) -> None:
         self._params = params or SessionHashParams()
