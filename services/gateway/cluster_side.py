@@ -18,6 +18,7 @@ from headway.core.gateway.events import (
 )
 from headway.core.gateway.stream_ids import StreamIds
 from headway.errors import HeadwayError
+from headway.life.moments import MomentKind
 from headway.messages import CancelStream
 from headway.request import Request
 from services.gateway.config import GatewayConfig
@@ -139,9 +140,16 @@ class ClusterSide:
                 request_id=request.request_id,
                 attempt=request.attempt,
                 num_output_tokens=len(request.output_token_ids),
+                reason=self._why_again(request.request_id),
             )
         self.link.send(request)
         failpoint("gateway.request.handed")
+
+    def _why_again(self, request_id: str) -> str:
+        """Return why a request's last attempt was lost; "" where no lives are written down."""
+        life = self.core.lives.find(request_id, self._now())
+        losses = [] if life is None else life.find(MomentKind.LOST)
+        return losses[-1].cause if losses else ""
 
     async def _find_digest(self, worker_id: str) -> str:
         """Return the digest of a worker's nonce, "" where the store does not say."""

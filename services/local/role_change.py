@@ -12,7 +12,8 @@ from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.identity.roles import ServiceRole
 
-_CALL_TIMEOUT = 2.0
+_CALL_TIMEOUT = 10.0
+"""Seconds: one that is starved answers late, and another in its place takes longer to start."""
 
 
 async def set_role(process: SupervisedProcess, role: str, config: ServiceConfig) -> bool:

@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from structlog.testing import capture_logs
 
 from services.runtime.config import ServiceConfig
 from services.runtime.health import is_serving
@@ -51,7 +52,10 @@ async def test_whatever_breaks_in_mid_answer_the_client_reads_it_whole(
     tmp_path: Path, store_url: str, trouble: str
 ) -> None:
     async with cluster(tmp_path, store_url, delay=0.01) as running:
-        assert await text_after(running, trouble) == SAID
+        with capture_logs() as logs:
+            assert await text_after(running, trouble) == SAID
+        lines = [each["reason"] for each in logs if each["event"] == "request_resubmitted"]
+        assert [bool(reason) for reason in lines] == ([] if trouble == "scheduler" else [True])
         attempts = [request.attempt for request in running.emulated.submitted]
         assert attempts == ([0, 0] if trouble == "scheduler" else [0, 1])
         again = running.emulated.submitted[1]
