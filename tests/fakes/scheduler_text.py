@@ -151,6 +151,7 @@ class SchedulerHarness:
         finished: tuple[int, ...] = (),
         admitted: tuple[Admission, ...] = (),
         yielding: tuple[int, int] = (0, 0),
+        pass_id: int = 1,
         after: float = 0.0,
     ) -> list[SchedulerAction]:
         """A report of unit 0; the other units are idle. By default the last dispatch ended.
@@ -174,7 +175,7 @@ class SchedulerHarness:
             for stream_id in finished
         )
         report = EndForward(
-            1, pass_time, dispatch_ids, tuple(loads), prefilled, ends, admitted=admitted
+            pass_id, pass_time, dispatch_ids, tuple(loads), prefilled, ends, admitted=admitted
         )
         return self.post(WorkerReported(worker_id, report), after=after)
 

@@ -15,7 +15,7 @@ from headway.cluster import Role, UnitId, UnitLoad, WorkerInfo
 from headway.core.scheduler.ahead import Foresight
 from headway.core.scheduler.flights import Flights, FlyingDispatch
 from headway.cost.velocity import LimitsInForce, TokenLimits, memory_for_prompts
-from headway.messages import Dispatch, LoadReport, UnitBatch
+from headway.messages import Dispatch, EndForward, LoadReport, UnitBatch
 from headway.policies.dispatch import InstanceLoad
 from headway.policies.dispatch.protocol import UnitDebt
 from headway.policies.packing import Room
@@ -70,7 +70,8 @@ class Instance:
         self.max_request_tokens = min(info.max_model_len, info.num_blocks * info.block_size)
         self.draining = False
         self.has_changed = False  # changed its role; it may hold requests of the old one
-        self.reported_at = -inf
+        self._busy_since = -inf
+        self._num_computed = self._pass_id = 0  # prompt tokens since then; the last pass with some
         self._keys: dict[StreamKey, _Held] = {}
         self._num_held = Counter[int]()  # by unit
         self._claims: dict[int, dict[str, int]] = {}  # blocks by unit and tenant
@@ -187,9 +188,12 @@ class Instance:
 
     def accepted(self, dispatch_id: int, *, now: float) -> float | None:
         """Turn U_flight into R_queued; return the round trip (s), None if late or repeated."""
+        was_idle = not self.has_backlog
         flight = self._flights.accept(dispatch_id)
         if flight is None:
             return None
+        if was_idle:
+            self._busy_since, self._num_computed = now, 0
         self.changed()
         return None if flight.lapsed else now - flight.sent_at
 
@@ -203,23 +207,36 @@ class Instance:
         self._flights.lapse()
         self.changed()
 
-    def report(self, loads: Iterable[UnitLoad], *, now: float) -> int:
+    def report(self, loads: Iterable[UnitLoad], *, now: float) -> None:
         """Take a load report, which includes everything accepted or landed before it.
 
-        Return the prompt tokens computed since the last report. Ignore units that the worker does
-        not have.
+        Ignore units that the worker does not have.
         """
-        computed = 0
+        was_idle = not self.has_backlog
         for load in loads:
             if not 0 <= load.unit < len(self.loads):
                 continue
-            computed += self._queued(load.unit) - load.queued_prefill_tokens
+            self._num_computed += self._queued(load.unit) - load.queued_prefill_tokens
             self.loads[load.unit] = load
+        if was_idle:
+            self._busy_since, self._num_computed = now, 0
         self._flights.land()
         self._inbound = {k: i for k, i in self._inbound.items() if not i.landed}
-        self.reported_at = now
         self.changed()
-        return max(computed, 0)
+
+    def velocity(self, report: EndForward, *, now: float) -> float:
+        """Return the prompt tokens/s since the last pass with some, by a report taken; 0 for none.
+
+        Where passes between went unreported, all the time counts in which it had prompts.
+        """
+        busy, num_computed = report.pass_time, self._num_computed
+        if report.pass_id > self._pass_id + 1:
+            busy = max(busy, now - self._busy_since)
+        self._pass_id = report.pass_id
+        if num_computed <= 0:
+            return 0.0
+        self._busy_since, self._num_computed = now, 0
+        return num_computed / busy
 
     def foresee(self, report: LoadReport) -> None:
         """Take the loads that its units will have."""

@@ -191,16 +191,14 @@ class PrefillPool:
         worker_id, pass_time = instance.info.worker_id, report.pass_time
         self._tenants.reported(instance.info, report.loads)
         self._num_fruitless, self._rest_until = 0, -inf
-        had_backlog, reported_at = instance.has_backlog, instance.reported_at
+        had_backlog = instance.has_backlog
         for dispatch_id in report.dispatch_ids:
             instance.accepted(dispatch_id, now=now)
-        num_computed = instance.report(report.loads, now=now)
+        instance.report(report.loads, now=now)
         prefilled = instance.info.role.prefills and bool(report.dispatch_ids or had_backlog)
         prefilled = prefilled and pass_time != 0
-        if prefilled and num_computed > 0 and 0 < pass_time < inf:
-            # Passes may go unreported, but not the time between two reports of a busy worker.
-            busy = max(pass_time, now - reported_at) if had_backlog else pass_time
-            self._velocities.add(num_computed / busy)
+        if prefilled and 0 < pass_time < inf and (velocity := instance.velocity(report, now=now)):
+            self._velocities.add(velocity)
         num_bad = self._dispatching.num_bad_times
         self._dispatching.ended(
             worker_id, report.dispatch_ids, pass_time if prefilled else None, now=now

@@ -242,6 +242,21 @@ def test_a_window_without_room_sheds_with_a_hint_when_to_come_again() -> None:
     assert refusal.retry_after >= 1.0
 
 
+def test_that_hint_counts_the_tokens_of_prompts_that_take_longer_than_a_scrape() -> None:
+    scheduler = replace(SCHEDULER, max_waiting=1)
+    settings = PickerSettings(first_pass=4.0, longest_hold=1e6)
+    gateway = Gateway(A, scheduler=scheduler, settings=settings)
+    for _ in range(5):  # a prompt of four seconds each minute
+        number = gateway.ask(CHUNK)
+        for _ in range(6):
+            gateway.pass_time(0.7)
+            gateway.scraped(A)
+        gateway.end(number)
+        gateway.pass_time(60.0)
+    gateway.ask(CHUNK), gateway.ask(3 * CHUNK)
+    assert gateway.refusal(gateway.ask(CHUNK)).retry_after == pytest.approx(12.0)
+
+
 def test_requests_that_have_waited_too_many_cycles_make_flow_control_shed() -> None:
     scheduler = SchedulerSettings(
         dispatch="sbs-warm", flow_control=FlowControl(1), prefix_hits=True

@@ -121,6 +121,22 @@ def test_the_hint_follows_the_measured_velocity() -> None:
     assert scheduler.rejected()[-1].retry_after == pytest.approx(1000 / 200)
 
 
+@pytest.mark.parametrize(("pass_id", "seconds"), [(1, 0.1), (9, 2.0)])
+def test_the_hint_counts_passes_that_went_unreported_and_no_time_without_prompts(
+    pass_id: int, seconds: float
+) -> None:
+    scheduler = make_scheduler(max_waiting=1)
+    scheduler.connect(make_info("p", chunk=100, blocks=1000))
+    scheduler.wait(60.0)
+    scheduler.submit(1, 100)
+    scheduler.serve("p", pass_id=pass_id, after=2.0)  # 100 tokens; the last pass took 0.1 s
+    scheduler.wait(60.0)
+    scheduler.submit(2, 100)
+    scheduler.submit(3, 1000)
+    scheduler.submit(4)
+    assert scheduler.rejected()[-1].retry_after == pytest.approx(seconds * 1000 / 100)
+
+
 def test_a_later_attempt_is_never_refused_for_want_of_room() -> None:
     scheduler = make_scheduler(max_waiting=1)
     scheduler.submit(1)
