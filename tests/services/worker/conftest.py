@@ -28,7 +28,8 @@ def llama(checkpoints: dict[str, str]) -> str:
 
 @pytest.fixture
 async def sink() -> AsyncIterator[tuple[Sink, str]]:
-    found, server = Sink(), grpc.aio.server()
+    # As a gateway's: workers ping it every two seconds, of which gRPC by itself bears few.
+    found, server = Sink(), grpc.aio.server(options=(("grpc.http2.max_ping_strikes", 0),))
     gateway_pb2_grpc.add_TokenSinkServicer_to_server(found, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
