@@ -20,6 +20,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ class ProgressBar:
 
     def has_best(self, what: str) -> None:
         """Say what is the best so far."""
-        self._progress.update(self._task, best=f"best so far: {what}")
+        self._progress.update(self._task, best=f"best so far: {what}; ")
 
     def advance(self, num_steps: int = 1) -> None:
         """Count steps that are done."""
@@ -58,8 +59,12 @@ def bar(
         BarColumn(20),
         *steps,
         TimeElapsedColumn(),
-        TextColumn("{task.fields[tried]}", markup=False),
-        TextColumn("{task.fields[best]}", markup=False),
+        # One column, the best first: a narrow terminal cuts its end.
+        TextColumn(
+            "{task.fields[best]}{task.fields[tried]}",
+            markup=False,
+            table_column=Column(no_wrap=True),
+        ),
         console=console,
         transient=True,
         redirect_stdout=sys.stdout.isatty(),  # what goes to a file stays there
