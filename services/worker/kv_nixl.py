@@ -9,6 +9,7 @@ has read: so a read that comes too late finds other KV, and does no harm.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import secrets
 import threading
@@ -180,6 +181,8 @@ class NixlKv:
 
         def release() -> None:
             self._agent = None
+            if agent() is not None:  # frames of an error that it raised may hold it, in a circle
+                gc.collect()
 
         await asyncio.get_running_loop().run_in_executor(self._hearing, release)
         return agent
