@@ -61,7 +61,7 @@ async def test_a_cluster_that_does_not_serve_in_time_is_refused_and_stopped(
             started.append(self)
             await super().start()
 
-    monkeypatch.setattr(live, "LocalCluster", Noted)
+    monkeypatch.setattr("bench.cluster.started.LocalCluster", Noted)
     counts, bounds = WorkerCounts(1, 1), LoadBounds(60.0, 24)
     setting = live.Setting(MODEL, [counts], "cpu", 2, 16, [OVERLOAD], bounds, tmp_path)
     with pytest.raises(HeadwayError, match=r"does not serve after 0.01 s: see .*vllm-like"):
