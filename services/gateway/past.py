@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from typing import NoReturn
 
-from pydantic import FiniteFloat, JsonValue, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from pydantic import ValidationError
 
 from headway.console.recent import COLUMNS, HISTORY, MOST_KEPT, EndedRequest, RecentRequests
 from headway.core.gateway.lives import Lives
 from headway.errors import HeadwayError
 from headway.life.form import packed, unpacked
 from headway.life.record import LifeRecord
+from services.gateway.past_form import KEPT
 from services.runtime.clock import Clock
 from services.runtime.essential import essential
 from services.runtime.store import Store
@@ -31,15 +31,6 @@ _MINUTE = 60
 _NUM_MINUTES = HISTORY // _MINUTE
 MOST_LIVES = 64
 """Lives kept of each minute, those that took longest; each takes a few KiB."""
-
-
-class _Kept(TypedDict):
-    rows: list[list[FiniteFloat | None]]
-    ended: list[EndedRequest]
-    lives: list[dict[str, JsonValue]]
-
-
-_KEPT = TypeAdapter(_Kept)
 
 
 @dataclass(slots=True)
@@ -112,7 +103,7 @@ class KeptPast:
         rows, ended = list[list[float | None]](), list[EndedRequest]()
         for key, text in texts.items():
             try:
-                kept = _KEPT.validate_json(text)
+                kept = KEPT.validate_json(text)
                 lives |= {life.request_id: life for life in map(unpacked, kept["lives"])}
             except (ValidationError, HeadwayError):
                 self._store.unreadable(key, text)
@@ -159,14 +150,17 @@ class KeptPast:
         now = int(self._clock.now()) // _MINUTE
         self._minute(now * _MINUTE)
         for number in sorted(self._minutes):
+            minute = self._minutes.get(number)
+            if minute is None:  # dropped while another was being written
+                continue
             rows = [row for row in self._recent.history if _minute_of(row[0] or 0.0) == number]
-            text = self._minutes[number].text(rows)
+            text = minute.text(rows)
             try:
                 await self._store.save_past(self._gateway_id, number % _NUM_MINUTES, text, HISTORY)
             except HeadwayError:  # logged there
                 return
             if number < now:
-                del self._minutes[number]
+                self._minutes.pop(number, None)
 
     def _minute(self, at: float) -> _Minute:
         """Return the minute of an instant; those that could not be written for long are dropped."""

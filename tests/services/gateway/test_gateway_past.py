@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
+
+import pytest
 
 from headway.console.recent import EndedRequest, RecentRequests
 from headway.core.gateway.lives import Lives
+from headway.life.form import packed
+from headway.life.moments import Moment, MomentKind
 from headway.life.parts import parts_of
 from headway.life.record import Crowd, Instants, LifeRecord, TokenTally
 from services.gateway.past import MOST_LIVES, KeptPast
 from services.runtime.clock import Clock
 from services.runtime.store import Store
 from tests.fakes.gateway_harness import cluster
+
+
+def life_at(arrival_at: float) -> LifeRecord:
+    """Return a life that is over at once."""
+    texts = "r", "g", "m", arrival_at, "stop", "", "", ""
+    counts = True, TokenTally(1), Crowd(), Instants(end=0)
+    return LifeRecord(*texts, *counts, (Moment(0, MomentKind.SENT),), ())
 
 
 def lasting(life: LifeRecord, request_id: str, length: int) -> LifeRecord:
@@ -45,22 +59,7 @@ async def test_of_a_minute_the_longest_lives_are_kept_and_all_that_the_figures_n
     store: Store,
 ) -> None:
     clock, num = Clock(), MOST_LIVES + 5
-    life = LifeRecord(
-        "",
-        "g",
-        "m",
-        clock.now(),
-        "stop",
-        "",
-        "",
-        "",
-        True,
-        TokenTally(1),
-        Crowd(),
-        Instants(end=0),
-        (),
-        (),
-    )
+    life = life_at(clock.now())
     writer = KeptPast(store, "g", RecentRequests(clock.now()), Lives(), clock, 60.0)
     await writer.start()
     for number in range(num):
@@ -75,3 +74,91 @@ async def test_of_a_minute_the_longest_lives_are_kept_and_all_that_the_figures_n
     assert len(recent.last_minutes(clock.now())) == num
     assert lives.find("r4", clock.now()) is None
     assert lives.find("r5", clock.now()) is not None
+
+
+DAMAGED: Mapping[str, Mapping[str, Any]] = {
+    "an id that is none": {"request_id": []},
+    "an instant in words": {"end_us": "soon"},
+    "an arrival that never was": {"arrival_at": float("nan")},
+    "a moment at no time": {"moments": [{**packed(life_at(0.0))["moments"][0], "at_us": 1e999}]},
+    "more than fits a float": {"end_us": 10**400},
+    "a tenant that is no name": {"tenant": {}},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED.keys())
+async def test_a_life_that_is_damaged_in_the_store_keeps_no_gateway_from_starting(
+    store: Store, damage: Mapping[str, Any]
+) -> None:
+    clock = Clock()
+    now = clock.now()
+    whole = packed(life_at(now))
+    ended = EndedRequest(now, now, "stop", "", "", 1, 1, 0, None, None, None, None, "r")
+    for place, life in enumerate((whole, {**whole, **damage})):
+        text = json.dumps({"rows": [], "ended": [ended], "lives": [life]})
+        await store.save_past("g", place, text, 60.0)
+    recent, lives = RecentRequests(now), Lives()
+    past = KeptPast(store, "g", recent, lives, clock, 60.0)
+    await past.start()
+    await past.stop()
+    assert store.num_unreadable == 1
+    assert recent.last_minutes(now) == [ended]
+    found = lives.find("r", now)
+    assert found is not None
+    assert packed(found)["moments"] == whole["moments"]
+
+
+async def test_figures_that_are_no_numbers_are_not_taken_from_the_store(store: Store) -> None:
+    clock = Clock()
+    now = clock.now()
+    ended = EndedRequest(now, now, "stop", "", "", 1, 1, 0, float("nan"), None, None, None)
+    await store.save_past("g", 0, json.dumps({"rows": [], "ended": [ended], "lives": []}), 60.0)
+    recent = RecentRequests(now)
+    past = KeptPast(store, "g", recent, Lives(), clock, 60.0)
+    await past.start()
+    await past.stop()
+    assert recent.last_minutes(now) == []
+
+
+class SteppedClock:
+    at = 600_000.0
+
+    def now(self) -> float:
+        return self.at
+
+
+class SlowStore:
+    """A store for which a minute passes with every write: requests end meanwhile."""
+
+    def __init__(self, clock: SteppedClock) -> None:
+        self._clock = clock
+        self.past: KeptPast | None = None
+        self.num_writes = 0
+
+    async def read_past(self, gateway_id: str, num_places: int) -> dict[str, str]:
+        return {}
+
+    async def save_past(self, gateway_id: str, place: int, text: str, ttl: float) -> None:
+        self.num_writes += 1
+        self._clock.at += 60.0
+        assert self.past is not None
+        self.past.ended(at(self._clock.at), None)
+
+
+def at(now: float) -> EndedRequest:
+    return EndedRequest(now, now, "stop", "", "", 1, 1, 0, None, None, None, None)
+
+
+async def test_a_minute_that_is_dropped_while_others_are_written_ends_nothing() -> None:
+    clock = SteppedClock()
+    store = SlowStore(clock)
+    recent = RecentRequests(clock.now())
+    past = KeptPast(cast(Store, store), "g", recent, Lives(), cast(Clock, clock), 60.0)
+    store.past = past
+    await past.start()
+    for _ in range(10):
+        past.ended(at(clock.at), None)
+        clock.at += 60.0
+    clock.at -= 60.0
+    await past.stop()
+    assert 0 < store.num_writes <= 10
