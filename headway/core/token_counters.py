@@ -48,7 +48,9 @@ class TokenCounters:
 
         Else its flood would stand before all who were here, until it has had the credit.
         """
-        least = self._fresh.pop(tenant, -inf)
+        if tenant not in self._fresh:
+            return  # a flood asks at each of its requests: the others are looked at once
+        least = self._fresh.pop(tenant)
         behind = max((each for each in map(self.of, small) if each <= least), default=-inf)
         if behind > -inf:
             behind += self.credit / PARTS_BEHIND

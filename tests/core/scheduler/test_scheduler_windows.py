@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,6 +15,7 @@ from headway.cluster import Role
 from headway.core.scheduler.events import WorkerReported
 from headway.core.scheduler.places import Tracked
 from headway.core.scheduler.windows import TenantWindows, heads
+from headway.core.token_counters import TokenCounters
 from headway.messages import CancelStream, EndForward, FinishedRequest
 from headway.policies.packing.flow_control import FlowControl, FlowLevel
 from headway.request import FinishReason
@@ -265,6 +266,22 @@ def test_who_asks_for_more_than_its_credit_has_none() -> None:
         made.add(waiting(n, "flood"))
     assert dispatch(made, 20) == [10, 11]
     assert dispatch(made, 20) == [12, 30]
+
+
+def test_a_flood_has_the_others_looked_at_once_and_not_at_each_of_its_requests() -> None:
+    counters = TokenCounters(60.0)
+    counters.charge("small", 100.0)
+    counters.join("flood", [100.0])
+    looked_at: list[str] = []
+
+    def small() -> Iterator[str]:
+        looked_at.append("small")
+        yield "small"
+
+    for _ in range(3):
+        counters.withdraw("flood", small())
+    assert looked_at == ["small"]
+    assert counters.of("flood") == 115.0
 
 
 def test_a_long_request_behind_is_packed_after_the_short_ones_whose_turn_it_is() -> None:
