@@ -12,15 +12,12 @@ from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.identity.roles import ServiceRole
 
-_CALL_TIMEOUT = 10.0
-"""Seconds: one that is starved answers late, and another in its place takes longer to start."""
-
 
 async def set_role(process: SupervisedProcess, role: str, config: ServiceConfig) -> bool:
     """Ask for a role; return whether it was taken. One that cannot be reached keeps its own."""
     async with open_channel(process.address, config, ServiceRole.WORKER) as channel:
         try:
-            await wire.set_role(channel, Role(role), within=_CALL_TIMEOUT)
+            await wire.set_role(channel, Role(role))
         except HeadwayError:
             return False
     flags = (*process.spec.flags, "--role", role)

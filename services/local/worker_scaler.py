@@ -104,17 +104,18 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
             self._draining[process] = asyncio.create_task(self._drain(process))
 
     async def change_role(self, source: str, target: str, num_workers: int) -> int:
-        """Tell those that serve, the youngest first; return how many took the new role."""
+        """Tell those that serve, the youngest, all at once; return how many took the new role."""
         for role in (source, target):
             if role not in self._roles:
                 raise invalid("role", role, f"one of {', '.join(self._roles)}")
         serving = [process for process in self._there(source) if process.address]
-        num_changed = 0
-        for process in serving[::-1][:num_workers]:
-            if await set_role(process, target, self._config):
-                num_changed += 1
-                process.show(f"is a {target} worker now")
-        return num_changed
+        asked = (self._set_role(each, target) for each in serving[::-1][:num_workers])
+        return sum(await asyncio.gather(*asked))
+
+    async def _set_role(self, process: SupervisedProcess, role: str) -> bool:
+        if has_changed := await set_role(process, role, self._config):
+            process.show(f"is a {role} worker now")
+        return has_changed
 
     def _order(self, role: str) -> tuple[SupervisedProcess, bool]:
         """Add one worker of a role; return it, and whether it had stood by."""

@@ -43,6 +43,8 @@ from services.runtime.wire.streams import SET_ROLE
 T = TypeVar("T")
 _Channel = grpc.aio.Channel
 _NONCE = "headway-worker-nonce"
+_ROLE_PATIENCE = 10.0
+"""Seconds: one that is starved answers late, and another in its place takes longer to start."""
 
 # --- streams --------------------------------------------------------------------------
 
@@ -90,10 +92,11 @@ async def transfer_kv(
     await _answer(worker_pb2_grpc.WorkerStub(channel).TransferKv(chunks, timeout=within))
 
 
-async def set_role(channel: _Channel, role: Role, *, within: float) -> None:
+async def set_role(channel: _Channel, role: Role) -> None:
     """Change the role of a worker."""
     request = SET_ROLE.pack(ChangeRole(role))
-    await _answer(worker_pb2_grpc.WorkerStub(channel).SetRole(request, timeout=within))
+    stub = worker_pb2_grpc.WorkerStub(channel)
+    await _answer(stub.SetRole(request, timeout=_ROLE_PATIENCE))
 
 
 async def activate(channel: _Channel, role: str, chunk_tokens: int, *, within: float) -> None:
@@ -202,12 +205,16 @@ async def scale(channel: _Channel, role: str, num_workers: int, *, within: float
 async def change_role(
     channel: _Channel, source: str, target: str, num_workers: int, *, within: float
 ) -> int:
-    """Change workers of one role to another; return how many changed."""
+    """Change workers of one role to another; return how many changed.
+
+    ``within``: seconds beside those that the workers have to answer, all at once.
+    """
     request = supervisor_pb2.ChangeRoleRequest(
         source=source, target=target, num_workers=num_workers
     )
     stub = supervisor_pb2_grpc.SupervisorStub(channel)
-    reply = await _answer(stub.ChangeRole(request, timeout=within, wait_for_ready=True))
+    timeout = within + _ROLE_PATIENCE
+    reply = await _answer(stub.ChangeRole(request, timeout=timeout, wait_for_ready=True))
     return reply.num_changed
 
 

@@ -99,6 +99,26 @@ def test_the_youngest_takes_another_role_and_keeps_it_when_it_starts_again() -> 
     supervised(test, "unified", "unified")
 
 
+def test_workers_that_answer_late_are_waited_for_together() -> None:
+    async def test(cluster: ShellCluster) -> None:
+        actuator = await asking(cluster)
+        cluster.world.wires.takes["SetRole"] = 7.0
+        assert await actuator.change_role("unified", "decode", 3) == 3
+        assert (await actuator.ordered())["decode"] == 3
+
+    supervised(test, "unified", "unified", "unified")
+
+
+def test_workers_that_never_answer_keep_their_roles_and_the_actuator_goes_on() -> None:
+    async def test(cluster: ShellCluster) -> None:
+        actuator = await asking(cluster)
+        cluster.world.wires.takes["SetRole"] = 60.0
+        assert await actuator.change_role("unified", "decode", 2) == 0
+        assert (await actuator.ordered())["unified"] == 3
+
+    supervised(test, "unified", "unified", "unified")
+
+
 @pytest.mark.parametrize(
     ("role", "number", "said"),
     [("juggler", 1, "role is 'juggler'"), ("decode", 65, "num_workers is 65")],
