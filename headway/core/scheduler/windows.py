@@ -133,8 +133,9 @@ class TenantWindows:
         windows = (self._windows[tenant] for tenant in sorted(self._waiting, key=self.counters.of))
         for window in windows:
             if window.num_admitted and window.yielding.num_requests < window.num_waiting:
-                found = (entry for entry in window.admitted if not entry.yields)
-                return next(found, None)
+                found = next((entry for entry in window.admitted if not entry.yields), None)
+                if found is not None:  # else it is at the door
+                    return found
         return None
 
     @property

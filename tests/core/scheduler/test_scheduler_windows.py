@@ -141,6 +141,18 @@ def test_a_flood_closes_its_own_door_alone() -> None:
     assert sorted(names([*made.admitted])) == [0, 1, 2, 3, 4, 90]
 
 
+def test_who_is_at_the_door_keeps_nobody_else_from_being_next() -> None:
+    made = windows(waiting(0, "shut", service=BATCH), num_cycles=1)
+    for cycle in range(10):
+        made.end_cycle(0.1, now=float(cycle))
+    assert made.level("shut") is not FlowLevel.OPEN
+    made.add(waiting(1, "shut"))
+    made.add(waiting(2, "small"))
+    made.counters.charge("small", 5.0)
+    assert made.next is not None
+    assert names([made.next]) == [2]
+
+
 def test_the_scheduler_dispatches_the_tenant_that_has_had_less() -> None:
     scheduler = SchedulerHarness(short_pass())
     scheduler.connect(make_info("p", chunk=20))
