@@ -132,6 +132,8 @@ class OpenLife:
         self, kind: MomentKind, at: float, worker_id: str = "", amount: int = 0, cause: str = ""
     ) -> None:
         """Write down a moment."""
+        if kind is MomentKind.SENT:  # another attempt may wait as long for the same worker
+            self.last_choice = "", 0
         if len(self.moments) < MOST_MOMENTS:
             self.moments.append(Moment(self.after(at), kind, worker_id, amount, cause))
         else:
