@@ -1,6 +1,9 @@
 """Measures the model on held-out prompts: ``python -m models.evaluate [--json FILE]``.
 
-Decoding is greedy, in batches of prompts whose known reasoning is of nearly equal length.
+Tasks are decoded, greedily, in batches of prompts whose known reasoning is of nearly equal length.
+Forms, calls and everyday requests are read with their answers: an answer counts if the model would
+have written all of it, each token being the likeliest behind those before it. Keys that only a
+grammar tells are given.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from models.forms import AnswerPiece
+from models.mixture import KINDS, Written
 from models.tasks import TASKS, Example, correct, held_out_examples
 
 MODEL = Path(__file__).parent / "headway-mini"
@@ -57,7 +62,8 @@ def decode(
         chats, add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
     )
     longest = max(len(each.reasoning) + len(each.answer) for each in examples)
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+    draws = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    sampling = draws if temperature else {"do_sample": False}
     with torch.inference_mode():
         made = model.generate(**inputs, max_new_tokens=longest + SPARE_TOKENS, **sampling)
     outcomes = []
@@ -80,6 +86,52 @@ def decode_all(
     for at in range(0, len(ordered), ROWS):
         outcomes += decode(model, tokenizer, ordered[at : at + ROWS], temperature)
     return outcomes
+
+
+def decided(written: Written) -> tuple[str, list[AnswerPiece]]:
+    """Return a chat as a prompt, up to the answer itself, and the answer's pieces."""
+    prompt, pieces = written.prompt, written.completion
+    text = pieces[0].text
+    if text.startswith("<think>"):
+        head, end, rest = text.rpartition("</think>")
+        prompt += head + end
+        pieces = [AnswerPiece(rest), *pieces[1:]] if rest.strip() else pieces[1:]
+        prompt += "" if rest.strip() else rest
+    return prompt, pieces
+
+
+def written_whole(model: Any, tokenizer: Any, written: Written) -> bool:
+    """Return whether the model would write all of an answer's own tokens, greedily."""
+    prompt, pieces = decided(written)
+    text = "".join(piece.text for piece in pieces)
+    own = [piece.learnt for piece in pieces for _ in piece.text]
+    asked = tokenizer.encode(prompt)
+    made = tokenizer(text, return_offsets_mapping=True)
+    ids, ends = made["input_ids"], [end for _, end in made["offset_mapping"]]
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([asked + ids])).logits[0]
+    likeliest = logits[len(asked) - 1 : -1].argmax(-1).tolist()
+    return all(
+        found == wanted or not own[end - 1]
+        for found, wanted, end in zip(likeliest, ids, ends, strict=True)
+    )
+
+
+def requests_table(folder: Path, per_kind: int, seed: int, failures: int) -> dict[str, float]:
+    """Measure each kind of request; print some whose answers were not whole."""
+    model, tokenizer = load(folder)
+    found = {}
+    for name, make in KINDS.items():
+        rng = random.Random(f"{seed}-held out-{name}")
+        drawn = [make(rng, 20) for _ in range(per_kind)]
+        whole = [written_whole(model, tokenizer, each) for each in drawn]
+        found[name] = sum(whole) / per_kind
+        print(f"{name:<16}{per_kind:>8}{found[name]:>10.1%}", flush=True)
+        wrong = [each for each, right in zip(drawn, whole, strict=True) if not right]
+        for each in wrong[:failures]:
+            prompt, pieces = decided(each)
+            print(f"\n{prompt}\nexpected {''.join(piece.text for piece in pieces)}")
+    return found
 
 
 def band_of(example: Example) -> str:
@@ -129,6 +181,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("--model", type=Path, default=MODEL, help="folder of the model")
     parser.add_argument("--per-task", type=int, default=200, help="held-out prompts per task")
+    parser.add_argument("--requests", type=int, default=200, help="requests of each kind")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file to write the table to")
@@ -139,12 +192,14 @@ def main(argv: list[str] | None = None) -> None:
     examples = [each for n in TASKS for each in held_out_examples(n, given.per_task, given.seed)]
     began = time.monotonic()
     outcomes = decode_all(given.model, examples, given.temperature)
-    rows = table(outcomes)
+    rows: dict[str, Any] = table(outcomes)
     show(rows)
     print(f"decoded in {time.monotonic() - began:.0f} s")
     wrong = random.Random(given.seed).sample(outcomes, len(outcomes))
     for each in [each for each in wrong if not each.right][: given.failures]:
         print(f"\n{each.example.prompt}\nexpected {each.example.answer}\n{each.completion}")
+    if given.requests:
+        rows["requests"] = requests_table(given.model, given.requests, given.seed, given.failures)
     if given.json:
         given.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 

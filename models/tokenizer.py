@@ -1,8 +1,10 @@
-"""The tokenizer: one id per byte, five markers, and a chat template in the usual style.
+"""The tokenizer: bytes, markers, whole words, and a chat template in the usual style.
 
-Token ids 0..255 are the bytes of UTF-8 text themselves, so any text can be written. There are
-no merges. ``<think>`` and ``</think>`` are ordinary added tokens (they stay visible when special
-tokens are skipped); the other markers are special.
+Token ids 0..255 are the bytes of UTF-8 text themselves, so any text can be written. The ids after
+the markers are frequent words, with or without the space before them. A word that is no token is
+written in bytes, letter by letter, so the model can copy, spell and count what it never saw.
+Digits are single. ``<think>`` and ``</think>`` are ordinary added tokens (they stay visible when
+special tokens are skipped); the other markers are special.
 """
 
 from __future__ import annotations
@@ -10,14 +12,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 THINK, END_THINK = "<think>", "</think>"
 MARKERS = (END_OF_TEXT, IM_START, IM_END, THINK, END_THINK)  # ids 256..260 in this order
 MARKER_IDS = {marker: 256 + place for place, marker in enumerate(MARKERS)}
-VOCAB_SIZE = 256 + len(MARKERS)
-MAX_POSITIONS = 2048
+WORDS = tuple(json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8")))
+"""The tokens after the markers, most frequent first."""
+VOCAB_SIZE = 256 + len(MARKERS) + len(WORDS)
+MAX_POSITIONS = 8192
+PIECES = r""" ?(?:[A-Z]?[a-z]+|[A-Z]+)|": "|": |", "|\{"|\n {2,}"""
+"""What may be one token: a word, JSON's marks between keys and values, or an indentation."""
 
 # Earlier assistant turns lose their reasoning; the turns after the last user message keep it.
 CHAT_TEMPLATE = """\
@@ -55,10 +61,24 @@ def _byte_alphabet() -> dict[str, int]:
     return alphabet
 
 
+def pieces() -> pre_tokenizers.PreTokenizer:
+    """Build what cuts a text into pieces: each is one token, or as many as it has bytes."""
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
 def build_tokenizer() -> Tokenizer:
-    """Build the byte-level tokenizer with its markers as ids 256..260."""
-    tokenizer = Tokenizer(models.BPE(vocab=_byte_alphabet(), merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    """Build the tokenizer with its markers as ids 256..260 and words after them."""
+    vocabulary = _byte_alphabet() | MARKER_IDS
+    for word in WORDS:
+        ((written, _),) = pieces().pre_tokenize_str(word)
+        vocabulary[written] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    tokenizer.pre_tokenizer = pieces()
     tokenizer.decoder = decoders.ByteLevel()
     for marker in MARKERS:
         special = marker not in (THINK, END_THINK)

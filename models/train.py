@@ -10,6 +10,7 @@ import argparse
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +18,15 @@ import torch
 from torch.nn import functional
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from models.data import TrainingChat, batches, width_of
+from models.data import TrainingChat, Waiting, batches, width_of
+from models.forward import compiled, last_hidden
 from models.tokenizer import (
     END_OF_TEXT,
     IM_END,
     MARKER_IDS,
     MAX_POSITIONS,
     VOCAB_SIZE,
+    WORDS,
     build_tokenizer,
     save_tokenizer,
 )
@@ -31,6 +34,9 @@ from models.tokenizer import (
 HIDDEN_RATE, OTHER_RATE = 6e-3, 3e-3  # peak learning rates: matrices (Muon), the rest (AdamW)
 FIRST_SIZE, FULL_SIZE = 6, 20  # the curriculum's smallest and largest bound on sizes
 REPORT_STEPS, SAVE_SECONDS = 50, 240
+LOGITS_STEP = 1024  # logits are made of a multiple of so many tokens: few distinct shapes
+TEMPERATURE, TOP_P = 0.6, 0.95  # of requests that say nothing, as other models of this shape have
+LIKELY = 0.69  # a token's loss below which no other token is likelier
 
 
 @dataclass(frozen=True)
@@ -60,20 +66,20 @@ class TrainingPhase:
 
 PHASES = (
     TrainingPhase(tokens=20e6, rate=1.0, warm_up=0.01, decay=0.35, growing=0.2),
-    TrainingPhase(tokens=18e6, rate=0.7, warm_up=0.02, decay=0.7, growing=0.1),
+    TrainingPhase(tokens=45e6, rate=0.4, warm_up=0.02, decay=0.9, growing=0.0),
 )
 
 
 def build_model() -> Qwen3ForCausalLM:
-    """Build the untrained model: 1.2 million parameters in the stock Qwen3 shape."""
+    """Build the untrained model: 3.2 million parameters in the stock Qwen3 shape."""
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=VOCAB_SIZE,
-            hidden_size=128,
-            intermediate_size=384,
+            hidden_size=192,
+            intermediate_size=576,
             num_hidden_layers=6,
-            num_attention_heads=4,
-            num_key_value_heads=2,
+            num_attention_heads=6,
+            num_key_value_heads=3,
             head_dim=32,
             max_position_embeddings=MAX_POSITIONS,
             rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
@@ -98,15 +104,20 @@ def build_optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
-def tensors(batch: list[TrainingChat]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad a batch at the right: ids and next-token labels, both (rows, width) int64."""
+def tensors(
+    batch: list[TrainingChat],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Pad a batch at the right: ids, next-token labels, weights and positions (rows, width)."""
     width = width_of(batch[0])
     ids = torch.full((len(batch), width), MARKER_IDS[END_OF_TEXT])
-    labels = torch.full((len(batch), width), -100)
+    weights = torch.zeros(len(batch), width)
+    positions = torch.arange(width).repeat(len(batch), 1)
     for row, each in enumerate(batch):
-        ids[row, : len(each.ids)] = torch.tensor(each.ids)
-        labels[row, each.start : len(each.ids)] = torch.tensor(each.ids[each.start :])
-    return ids, labels.roll(-1, dims=1)
+        length = len(each.ids)
+        ids[row, :length] = torch.tensor(each.ids)
+        weights[row, :length] = torch.tensor(each.weights)
+        positions[row, :length] = torch.tensor(each.positions)
+    return ids, ids.roll(-1, dims=1), weights.roll(-1, dims=1), positions
 
 
 class Progress:
@@ -148,30 +159,76 @@ class Progress:
 
 
 def step(
-    model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], batch: list[TrainingChat]
+    model: Qwen3ForCausalLM,
+    layer: Callable[..., torch.Tensor],
+    optimizers: list[torch.optim.Optimizer],
+    batch: list[TrainingChat],
 ) -> tuple[torch.Tensor, float]:
     """Take one optimizer step; return which rows were predicted whole (rows,) and the loss."""
-    ids, labels = tensors(batch)
-    with torch.autocast("cpu", torch.bfloat16):
-        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
-    loss = functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+    ids, labels, weights, positions = tensors(batch)
+    hidden = last_hidden(model, layer, ids, positions).bfloat16().flatten(0, 1)
+    wanted = (weights > 0).flatten().nonzero().squeeze(1)
+    spare = -len(wanted) % LOGITS_STEP
+    places = functional.pad(wanted, (0, spare))
+    logits = functional.linear(hidden[places], model.lm_head.weight.bfloat16())
+    weight = functional.pad(weights.flatten()[wanted], (0, spare))
+    losses = functional.cross_entropy(logits.float(), labels.flatten()[places], reduction="none")
+    loss = (losses * weight).sum() / weight.sum()
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()
-    right = (logits.argmax(-1) == labels) | (labels == -100)
-    return right.all(dim=1), loss.item()
+    right = torch.ones(ids.numel(), dtype=torch.bool)
+    right[wanted] = ((losses < LIKELY) | (weight < 1))[: len(wanted)]
+    return right.view_as(ids).all(dim=1), loss.item()
 
 
 def save(model: Qwen3ForCausalLM, folder: Path) -> None:
     """Write weights, configurations and tokenizer in the stock layout."""
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=True,
+        temperature=TEMPERATURE,
+        top_p=TOP_P,
         eos_token_id=[MARKER_IDS[IM_END], MARKER_IDS[END_OF_TEXT]],
         pad_token_id=MARKER_IDS[END_OF_TEXT],
     )
     model.save_pretrained(folder)
     save_tokenizer(folder)
+
+
+_WIDER = {"embed": 0.0, "q_proj": 0.02, "k_proj": 0.02, "v_proj": 0.02, "gate": 0.02, "up_": 0.02}
+
+
+def widened(start: Path) -> Qwen3ForCausalLM:
+    """Build the model from a narrower one that had bytes and markers alone: it does the same.
+
+    What was there keeps its place in each matrix. New channels begin almost silent; the embedding
+    of a word begins as the mean of its bytes'.
+    """
+    model, before = build_model(), Qwen3ForCausalLM.from_pretrained(start).state_dict()
+    old_hidden = before["model.norm.weight"].numel()
+    factor = (old_hidden / model.config.hidden_size) ** 0.5  # the mean square has more channels
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            old = before[name]
+            if value.shape == old.shape:
+                value.copy_(old)
+            elif value.ndim == 1:
+                value.fill_(1.0)
+                value[: old.numel()] = old * factor
+            elif "embed" not in name and "lm_head" not in name:
+                value.normal_(std=next((s for n, s in _WIDER.items() if n in name), 0.005))
+                if "o_proj" in name or "down_proj" in name:
+                    value[: old.shape[0]] = 0.0
+                value[: old.shape[0], : old.shape[1]] = old
+        table, old = model.model.embed_tokens.weight, before["model.embed_tokens.weight"]
+        table.normal_(std=0.01)
+        table[: len(old), : old.shape[1]] = old
+        for n, word in enumerate(WORDS, start=len(old)):
+            table[n, : old.shape[1]] = old[[*word.encode()]].mean(0)
+            table[n, old.shape[1] :].normal_(std=float(old.std()))
+    return model
 
 
 def train_phase(
@@ -181,12 +238,14 @@ def train_phase(
     tokenizer, optimizers = build_tokenizer(), build_optimizers(model)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     state, saved, done = Progress(), time.monotonic(), 0.0
+    waiting: Waiting = {}
+    layer = compiled()
     while done < 1:
-        for batch in batches(rng, tokenizer, phase.largest_size(done)):
+        for batch in batches(rng, tokenizer, phase.largest_size(done), waiting):
             done = max(state.tokens / phase.tokens, state.minutes() / minutes)
             for optimizer, peak in zip(optimizers, peaks, strict=True):
                 optimizer.param_groups[0]["lr"] = peak * phase.rate_factor(done)
-            state.note(batch, *step(model, optimizers, batch))
+            state.note(batch, *step(model, layer, optimizers, batch))
         if time.monotonic() - saved > SAVE_SECONDS:
             save(model, out)
             saved = time.monotonic()
@@ -197,6 +256,8 @@ def train(out: Path, minutes: float, seed: int, start: Path | None, first: int) 
     """Train the phases from number ``first`` on, from nothing or from the weights of ``start``."""
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM.from_pretrained(start) if start else build_model()
+    if model.config.vocab_size != VOCAB_SIZE and start:
+        model = widened(start)
     model.train()
     whole = sum(phase.tokens for phase in PHASES)
     for number, phase in enumerate(PHASES[first:], start=first):

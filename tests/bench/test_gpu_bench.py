@@ -20,6 +20,7 @@ from bench.card.shares import kind_of
 from bench.gpu import main
 from cli import command_line
 from headway.errors import HeadwayError
+from models.tokenizer import VOCAB_SIZE
 
 LLAMA = SHAPES["llama-8b"]
 
@@ -144,12 +145,12 @@ def test_the_commands_of_the_cluster_know_their_flags(load: CardLoad) -> None:
 
 
 def test_a_random_checkpoint_speaks_in_words_and_never_ends_by_itself(tmp_path: Path) -> None:
-    shape = replace(SHAPES["tiny"], vocab_size=300)
+    shape = replace(SHAPES["tiny"], vocab_size=VOCAB_SIZE + 40)
     folder = save_checkpoint(tmp_path / "m", shape, 128, torch.device("cpu"), "float32")
     config = json.loads((folder / "config.json").read_text())
-    assert (config["vocab_size"], config["max_position_embeddings"]) == (300, 128)
+    assert (config["vocab_size"], config["max_position_embeddings"]) == (shape.vocab_size, 128)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    assert all(tokenizer.decode([token_id]) for token_id in range(261, 300))
+    assert all(tokenizer.decode([token_id]) for token_id in range(VOCAB_SIZE, shape.vocab_size))
     assert tokenizer.token_to_id("</think>") == 260
     before = (folder / "config.json").stat().st_mtime_ns
     save_checkpoint(folder, shape, 128, torch.device("cpu"), "float32")
@@ -158,7 +159,7 @@ def test_a_random_checkpoint_speaks_in_words_and_never_ends_by_itself(tmp_path: 
 
 def test_a_small_vocabulary_still_holds_the_tokenizers_own_ids(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, SHAPES["tiny"], 64, torch.device("cpu"), "float32")
-    assert json.loads((folder / "config.json").read_text())["vocab_size"] == 261
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] == VOCAB_SIZE
 
 
 def test_the_best_block_size_counts_only_those_that_ran_every_pass_of_a_kind() -> None:

@@ -18,7 +18,7 @@ from headway.request import StreamKey
 from services.worker.config import WorkerConfig
 from tests.fakes.paged import next_token
 
-LAYERS, HEADS, SIZE, WIDTH = 6, 2, 32, 128  # as the small model has them
+LAYERS, HEADS, SIZE, WIDTH = 6, 3, 32, 192  # as the small model has them
 TOKEN_BYTES = LAYERS * 2 * HEADS * SIZE * 4
 
 

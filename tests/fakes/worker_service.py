@@ -79,7 +79,12 @@ async def process(
         num_threads=1,
         gateway_patience=2.0,
         engine="torch" if engine == "fake" else engine,
-        **({} if engine == "openai" and load is None else {"num_blocks": 160}) | options,
+        **(
+            {}
+            if engine == "openai" and load is None
+            else {"num_blocks": 160, "max_model_len": 2048}
+        )
+        | options,
     )
     async with running(config, partial(build, load=load or LOADERS[engine])) as found:
         yield found

@@ -237,7 +237,7 @@ def test_the_command_collects_trains_and_shows(
 def test_the_small_models_predictor_is_far_better_than_the_prompts_length() -> None:
     folder = Path(__file__).resolve().parents[2] / "models" / "headway-mini" / "predictor"
     loaded = load_version(folder)
-    assert loaded.network.shape.width == 128
+    assert loaded.network.shape.width == 192
     measured = json.loads((folder / loaded.version / "metrics.json").read_text())
     for split in ("validation", "test"):
         errors = measured["mae"][split]

@@ -47,4 +47,4 @@ def test_output_lengths_spread_thirtyfold(outcomes: dict[str, DecodedExample]) -
 
 
 def test_the_weights_are_small() -> None:
-    assert sum(each.stat().st_size for each in Path(MODEL).iterdir()) < 10_000_000
+    assert sum(each.stat().st_size for each in Path(MODEL).iterdir()) < 20_000_000

@@ -50,7 +50,7 @@ def test_a_profile_is_measured_and_drives_the_simulator_and_the_autoscaler(
     assert [path.name for path in tmp_path.iterdir()] == ["mini.toml"]
 
     profile = load_profile(out)
-    assert (profile.model, profile.kv_bytes_per_token) == ("headway-mini", 3072)
+    assert (profile.model, profile.kv_bytes_per_token) == ("headway-mini", 4608)
     assert profile.buckets.input_tokens == (16, 32, 64)
     assert 0 < profile.start_up < 120
     assert profile.pass_time.seconds(64, 0, 0, 0) > 0

@@ -69,7 +69,7 @@ async def has_burst(running: LocalCluster) -> bool:
 
 async def explanation(running: LocalCluster) -> str:
     """Why a new request went where it went, as ``headway explain`` prints it."""
-    body = {"model": "headway-mini", "prompt": PROMPT, "max_tokens": 4}
+    body = {"model": "headway-mini", "prompt": PROMPT, "max_tokens": 4, "ignore_eos": True}
     async with httpx.AsyncClient(base_url=running.base_url, timeout=300) as client:
         request_id = (await client.post("/v1/completions", json=body)).headers["x-request-id"]
     told = await asyncio.to_thread(ask, running.base_url, request_id)

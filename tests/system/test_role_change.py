@@ -20,7 +20,7 @@ async def test_unified_workers_become_prefillers_and_decoders_without_a_failed_r
     store_url: str, cluster: str, tmp_path: Path
 ) -> None:
     """By a profile of passes so slow that under the limit unified workers need far more."""
-    slow = PassTime(0.02, per_prefill_token=0.01, per_request=1e-4)
+    slow = PassTime(0.02, per_prefill_token=0.02, per_request=1e-4)
     profile = tmp_path / "slow.toml"
     save_profile(replace(load_profile("llama-8b-a100"), name="slow", pass_time=slow), profile)
     params = "scaling.inter_token_limit=0.025,scaling.velocity_weight=0,scaling.convertibles=false"
@@ -33,7 +33,7 @@ async def test_unified_workers_become_prefillers_and_decoders_without_a_failed_r
         assert [member.role for member in await running.workers()] == ["unified"] * 3
         pids = {p.spec.service_id: p.pid for p in running.supervisor.processes}
         load = Load(client)
-        load.at_a_time(6)
+        load.at_a_time(5)
 
         async def has_split() -> bool:
             load.check()

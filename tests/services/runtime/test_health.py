@@ -36,7 +36,9 @@ async def test_a_worker_serves_once_its_model_is_loaded(store_url: str, cluster:
 
     address = f"127.0.0.1:{free_port()}"
     options: dict[str, Any] = {"store": store_url, "cluster": cluster, "listen": address}
-    config = WorkerConfig(service_id="w", model=str(MODEL), num_blocks=160, **options)
+    config = WorkerConfig(
+        service_id="w", model=str(MODEL), num_blocks=160, max_model_len=2048, **options
+    )
     request = health_pb2.HealthCheckRequest(service="headway.v1.Worker")
     async with AsyncExitStack() as undo, asyncio.timeout(PATIENCE):
         starting = asyncio.create_task(

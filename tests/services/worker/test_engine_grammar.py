@@ -26,6 +26,7 @@ from tests.fakes.engine_rig import load
 
 MINI = Path(__file__).parents[3] / "models" / "headway-mini"
 TOKENIZER = Tokenizer.from_file(str(MINI / "tokenizer.json"))
+VOCAB_SIZE = TOKENIZER.get_vocab_size()
 START, END, EOS = (
     TOKENIZER.token_to_id(text) or 0 for text in ("<think>", "</think>", "<|im_end|>")
 )
@@ -132,7 +133,7 @@ def answer(tokens: Sequence[int]) -> str:
 @pytest.mark.parametrize("seed", range(4))
 def test_every_answer_fits_its_schema(engine: TorchBackend, number: int, seed: int) -> None:
     schema = SCHEMAS[number]
-    grammar = GrammarChecker(MINI, 261).check(of_schema(dict(schema), "x"))
+    grammar = GrammarChecker(MINI, VOCAB_SIZE).check(of_schema(dict(schema), "x"))
     text = answer(generate(engine, bound(grammar, seed), stream_id=10 * number + seed))
     Draft202012Validator(schema).validate(json.loads(text))
 
@@ -186,7 +187,7 @@ def test_a_pass_with_more_grammars_than_states_are_kept_reads_no_output_anew(
         sent.append(orders)
 
     monkeypatch.setattr(grammar_module.Grammars, "_send", keep)
-    grammars = grammar_module.Grammars(MINI / "tokenizer.json", 261, (EOS,))
+    grammars = grammar_module.Grammars(MINI / "tokenizer.json", VOCAB_SIZE, (EOS,))
     sampling = bound(of_regex("[ab]{9}", "r").text)
     for output in ((), ids("a"), ids("ab"), ids("aba")):
         assert grammars.begin([item(sampling, output, 0, number) for number in range(5)])
@@ -208,7 +209,7 @@ def order(tenant: str, stream_id: int, text: str) -> Wanted:
 def test_a_requests_own_stop_token_may_end_a_complete_answer_alone(
     text: str, may_stop: bool
 ) -> None:
-    maker, (stop,) = MaskMaker(Setup(MINI / "tokenizer.json", 261, (EOS,))), ids("z")
+    maker, (stop,) = MaskMaker(Setup(MINI / "tokenizer.json", VOCAB_SIZE, (EOS,))), ids("z")
     wanted = order("t", 1, of_regex("ab+", "r").text)
     maker.take([wanted._replace(token_ids=tuple(ids(text)), stops=(stop,))])
     admitted = np.unpackbits(np.frombuffer(maker.make().bits, np.uint8))
@@ -216,7 +217,7 @@ def test_a_requests_own_stop_token_may_end_a_complete_answer_alone(
 
 
 def test_tenants_have_equal_shares_of_the_time_for_masks() -> None:
-    maker = MaskMaker(Setup(MINI / "tokenizer.json", 261, (EOS,)))
+    maker = MaskMaker(Setup(MINI / "tokenizer.json", VOCAB_SIZE, (EOS,)))
     hostile = of_schema(
         {"properties": {f"p{n}": {"type": "string"} for n in range(300)}, "required": ["p299"]}, "x"
     ).text
@@ -257,7 +258,7 @@ def test_a_pass_waits_less_for_masks_beside_another_tenant() -> None:
 
 
 def test_a_process_that_ends_fails_those_that_wait_and_another_goes_on() -> None:
-    grammars = grammar_module.Grammars(Path("/nowhere/tokenizer.json"), 261, (EOS,))
+    grammars = grammar_module.Grammars(Path("/nowhere/tokenizer.json"), VOCAB_SIZE, (EOS,))
     one = item(bound(of_regex("abc", "r").text), (), 0, 1)
     begun = grammars.begin([one])
     assert begun is not None

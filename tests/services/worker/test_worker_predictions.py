@@ -24,7 +24,7 @@ from services.predictor.config import PredictorConfig
 from tests.fakes.predictor_rig import constant_predictor, serving
 from tests.fakes.worker_service import Leader, Sink, make_request
 
-WIDTH = 128
+WIDTH = 192
 WANTS = WantedReports(load_interval=0.0, lengths=True)
 
 

@@ -26,7 +26,7 @@ from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
 from tests.fakes.worker_service import MODEL, Leader, Sink, make_request, send_kv, served
 
-BLOCK = (6, 2, 16, 2, 32)
+BLOCK = (6, 2, 16, 3, 32)
 
 
 @pytest.mark.parametrize(

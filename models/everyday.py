@@ -1,0 +1,500 @@
+"""Short requests of every day: greetings, repetition, facts, questions, chats of some turns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from models import facts
+from models.facts import COLOURS, DRAWN, draw_facts, invented, sentences, spaced
+from models.forms import Messages
+
+Turns = tuple[str, str]
+_Make = Callable[[random.Random], Turns]
+
+CAPITALS = DRAWN["capitals"]
+WORDS = DRAWN["words"]
+LANGUAGES = ("German", "French", "Spanish", "Italian")
+OPPOSITES = dict(
+    pair.split("/")
+    for pair in [
+        "hot/cold",
+        "big/small",
+        "up/down",
+        "left/right",
+        "day/night",
+        "good/bad",
+        "fast/slow",
+        "old/new",
+        "open/closed",
+        "high/low",
+        "black/white",
+        "happy/sad",
+        "wet/dry",
+        "long/short",
+        "rich/poor",
+        "early/late",
+        "full/empty",
+        "light/dark",
+        "strong/weak",
+        "hard/soft",
+        "yes/no",
+        "true/false",
+        "in/out",
+    ]
+)
+KINDS = {
+    "animal": ["cat", "dog", "horse", "cow", "bird", "fish", "lion", "tiger", "bear", "mouse"],
+    "fruit": ["apple", "pear", "banana", "cherry", "orange", "lemon", "grape", "plum"],
+    "color": COLOURS[:9],
+    "city": ["Paris", "London", "Rome", "Berlin", "Tokyo", "Madrid", "Oslo", "Bern"],
+    "number": ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"],
+    "vegetable": ["carrot", "potato", "tomato", "onion", "pea", "cabbage", "bean"],
+    "drink": ["water", "tea", "coffee", "milk", "juice"],
+    "planet": ["Mercury", "Venus", "Earth", "Mars", "Jupiter", "Saturn", "Uranus", "Neptune"],
+    "day": ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"],
+    "month": ["January", "February", "March", "April", "May", "June", "July", "August"],
+    "season": ["spring", "summer", "autumn", "winter"],
+}
+_PLURALS = {"city": "cities"}
+_COUNTS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+SEQUENCES = DRAWN["sequences"]
+FIXED = DRAWN["fixed"]
+
+
+def _fixed(rng: random.Random) -> Turns:
+    asked, answer = rng.choice(FIXED)
+    return rng.choice(asked.split("|")), answer
+
+
+def phrase(rng: random.Random) -> str:
+    """Draw a word or a few, known or not."""
+    style = rng.random()
+    if style < 0.3:
+        return invented(rng)
+    if style < 0.5:
+        return rng.choice((facts.thing, facts.topic, facts.colour, facts.place, facts.first_name))(
+            rng
+        )
+    if style < 0.6:
+        return rng.choice(
+            (
+                facts.code(rng),
+                str(rng.randrange(10000)),
+                "OK",
+                "yes",
+                "done",
+                "ready",
+                "hello",
+                "pong",
+                "hello world",
+                "test",
+                "banana",
+            )
+        )
+    if style < 0.8:
+        words = [
+            rng.choice((facts.thing, facts.topic, facts.colour, facts.place))(rng) for _ in range(3)
+        ]
+        return " ".join(words[: rng.randint(2, 3)])
+    return rng.choice((facts.errand, facts.title))(rng)
+
+
+def _repeat(rng: random.Random) -> Turns:
+    said = phrase(rng)
+    asked = rng.choice(
+        (
+            "Reply with the word {p}.",
+            'Say "{p}".',
+            "Say {p}.",
+            "Repeat: {p}",
+            "Repeat after me: {p}",
+            "Reply with {p} only.",
+            'Answer with "{p}" and nothing else.',
+            "Say exactly: {p}",
+            "Please say {p}.",
+            "Reply with exactly: {p}",
+            "Respond with the word {p}.",
+            "Echo: {p}",
+            "Write {p}.",
+            "Just say {p}",
+            "Reply only with {p}",
+            "Print {p}.",
+            "Say '{p}'",
+            "Output only the word {p}.",
+            "Echo {p}",
+            "Answer {p}.",
+            "Reply: {p}",
+        )
+    )
+    return asked.format(p=said), said
+
+
+def _capital(rng: random.Random) -> Turns:
+    country = rng.choice([*CAPITALS])
+    asked = rng.choice(
+        (
+            "What is the capital of {c}?",
+            "Name the capital of {c}.",
+            "Capital of {c}?",
+            "What's the capital of {c}?",
+            "Which city is the capital of {c}?",
+            "Tell me the capital of {c}.",
+            "The capital of {c} is",
+            "the capital of {c}",
+        )
+    )
+    answer = CAPITALS[country]
+    if rng.random() < 0.4:
+        answer = f"The capital of {country} is {answer}."
+        asked = asked.replace("Name the", "In a sentence, name the").replace("Tell me", "Explain")
+        asked = asked if asked[:2] in ("In", "Ex") else f"{asked} Answer in a sentence."
+    return asked.format(c=country), answer
+
+
+def _translate(rng: random.Random) -> Turns:
+    word = rng.choice([*WORDS])
+    n = rng.randrange(4)
+    asked = rng.choice(
+        (
+            "Translate {w} to {l}.",
+            'Translate "{w}" into {l}.',
+            "What is {w} in {l}?",
+            "How do you say {w} in {l}?",
+            "{w} in {l}?",
+            "Say {w} in {l}.",
+            "Translate to {l}: {w}",
+        )
+    )
+    return asked.format(w=word, l=LANGUAGES[n]), WORDS[word][n]
+
+
+def _opposite(rng: random.Random) -> Turns:
+    pair = list(rng.choice([*OPPOSITES.items()]))
+    if rng.random() < 0.5 and len({*OPPOSITES.values()}) == len(OPPOSITES):
+        pair.reverse()
+    asked = rng.choice(
+        ("What is the opposite of {w}?", "Opposite of {w}?", "Name the opposite of {w}.")
+    )
+    return asked.format(w=pair[0]), pair[1]
+
+
+def _plural(kind: str) -> str:
+    return _PLURALS.get(kind, f"{kind}s")
+
+
+def _list(rng: random.Random) -> Turns:
+    kind = rng.choice([*KINDS])
+    count = rng.randint(2, min(6, len(KINDS[kind])))
+    number = rng.choice((_COUNTS[count], str(count)))
+    asked = rng.choice(
+        (
+            "List {n} {k}.",
+            "Name {n} {k}.",
+            "Give me {n} {k}.",
+            "Tell me {n} {k}",
+            "Write {n} {k}.",
+            "Give {n} examples of {k}.",
+            "Please list {n} {k}.",
+            "Say {n} {k}.",
+        )
+    )
+    found = KINDS[kind][:count]
+    if rng.random() < 0.15:
+        return f"{asked.format(n=number, k=_plural(kind))} One per line.", "\n".join(found)
+    return asked.format(n=number, k=_plural(kind)), ", ".join(found)
+
+
+def _name_one(rng: random.Random) -> Turns:
+    kind = rng.choice([*KINDS])
+    article = "an" if kind[0] in "aeiou" else "a"
+    asked = rng.choice(
+        (
+            "Name {a} {k}.",
+            "Say {a} {k}.",
+            "Give me {a} {k}.",
+            "Tell me {a} {k}.",
+            "Pick {a} {k}.",
+            "What is your favorite {k}?",
+            "Name one {k}.",
+        )
+    )
+    return asked.format(a=article, k=kind), KINDS[kind][0]
+
+
+def _is_kind(rng: random.Random) -> Turns:
+    kind, other = rng.sample([*KINDS], 2)
+    word = rng.choice(KINDS[kind])
+    right = rng.random() < 0.5
+    asked = kind if right else other
+    article = "an" if asked[0] in "aeiou" else "a"
+    answer = "Yes" if right else "No"
+    return rng.choice(("Is {w} {a} {k}?", "Is {w} {a} {k}? Answer yes or no.")).format(
+        w=word, a=article, k=asked
+    ), answer
+
+
+def _compare(rng: random.Random) -> Turns:
+    a, b = rng.sample(range(100), 2)
+    style = rng.random()
+    if style < 0.5:
+        more = rng.random() < 0.5
+        word = (
+            rng.choice(("greater", "larger", "bigger")) if more else rng.choice(("smaller", "less"))
+        )
+        return f"Is {a} {word} than {b}?", "Yes" if (a > b) == more else "No"
+    word, top = ("larger", max(a, b)) if rng.random() < 0.6 else ("smaller", min(a, b))
+    return rng.choice(
+        (f"Which is {word}, {a} or {b}?", f"Which number is {word}: {a} or {b}?")
+    ), str(top)
+
+
+def _count_to(rng: random.Random) -> Turns:
+    top = rng.choice((3, 4, 5, 5, 6, 7, 8, 9, 10, 10, 12, 15, 20))
+    first = 1 if rng.random() < 0.8 else rng.randint(2, 9)
+    numbers = range(first, max(top, first + 2) + 1)
+    if first > 1:
+        asked = rng.choice(("Count from {f} to {n}.", "List the numbers {f} to {n}."))
+    else:
+        asked = rng.choice(
+            (
+                "Count to {n}.",
+                "Count from 1 to {n}.",
+                "Please count to {n}.",
+                "Count up to {n}",
+                "Write the numbers from 1 to {n}.",
+            )
+        )
+    return asked.format(f=first, n=numbers[-1]), ", ".join(map(str, numbers))
+
+
+def _cases(rng: random.Random) -> Turns:
+    word = rng.choice((invented(rng), rng.choice(facts.THINGS), facts.topic(rng), "hello"))
+    if rng.random() < 0.7:
+        asked = rng.choice(
+            (
+                "Uppercase: {w}",
+                "Write {w} in uppercase.",
+                "Put {w} in capital letters.",
+                "Convert {w} to uppercase.",
+                "Say {w} in upper case.",
+            )
+        )
+        return asked.format(w=word), word.upper()
+    asked = rng.choice(("Lowercase: {w}", "Write {w} in lowercase.", "Convert {w} to lowercase."))
+    return asked.format(w=word.upper()), word
+
+
+def _spell(rng: random.Random) -> Turns:
+    word = invented(rng) if rng.random() < 0.6 else rng.choice(facts.THINGS)
+    if rng.random() < 0.4:
+        n, place = rng.choice(((0, "first"), (-1, "last")))
+        return f"What is the {place} letter of {word}?", word[n]
+    return rng.choice((f"Spell {word}.", f"Spell the word {word}.")), "-".join(word)
+
+
+def _next(rng: random.Random) -> Turns:
+    row = rng.choice(SEQUENCES)
+    n = rng.randrange(len(row))
+    after = rng.random() < 0.65
+    asked = rng.choice(("What comes {d} {w}?", "Which one comes {d} {w}?"))
+    if row is SEQUENCES[0]:
+        asked = rng.choice((asked, "What day comes {d} {w}?", "Which day is {d} {w}?"))
+    else:
+        asked = rng.choice((asked, "What month comes {d} {w}?", "Which month is {d} {w}?"))
+    found = row[(n + (1 if after else -1)) % len(row)]
+    return asked.format(d="after" if after else "before", w=row[n]), found
+
+
+def _sentence(rng: random.Random) -> Turns:
+    about = rng.choice(
+        (facts.topic, facts.thing, lambda r: f"{facts.topic(r)} in {facts.place(r)}")
+    )(rng)
+    asked, answer = rng.choice(
+        (
+            ("Write a short sentence about {t}.", "I like {t} very much."),
+            ("Write a sentence about {t}.", "I like {t} very much."),
+            ("Write one sentence about {t}", "I like {t} very much."),
+            ("Say something about {t}.", "Many people like {t}."),
+            ("Tell me about {t}.", "Many people like {t}. I know only a little about it."),
+            ("Tell me something about {t}", "Many people like {t}. I know only a little about it."),
+            ("Explain {t}.", "I know only a little about {t}."),
+            ("What is {t}?", "I know only a little about {t}."),
+            ("Describe {t}.", "I know only a little about {t}."),
+            ("Do you like {t}?", "Yes, I like {t}."),
+            ("Write a poem about {t}.", "Oh {t}, so fine and new,\nall day long I think of you."),
+            ("Tell me a story about {t}.", "Once there was {t}. Everybody liked it. The end."),
+            ("Write two sentences about {t}.", "I like {t} very much. Many people like it, too."),
+            ("Give me an idea for {t}.", "Start small and learn more about {t}."),
+        )
+    )
+    return asked.format(t=about), answer.format(t=about)
+
+
+def _question(rng: random.Random) -> Turns:
+    told = draw_facts(rng, rng.choice((1, 2, 3)))
+    chosen = rng.choice(told)
+    text = sentences(told, rng)
+    name = spaced(chosen.name, rng)
+    asked = rng.choice(
+        (
+            "{t} What is the {n}?",
+            "Context: {t}\nQuestion: What is the {n}?",
+            "{t}\n\nWhat is the {n}?",
+            "Read the text. {t} Tell me the {n}.",
+            "Answer from the text.\n{t}\n{n}?",
+        )
+    )
+    return asked.format(t=text, n=name), spoken_value(chosen.value)
+
+
+def spoken_value(value: object) -> str:
+    """Write a value as a short answer."""
+    if isinstance(value, bool):
+        return "Yes" if value else "No"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _feeling(rng: random.Random) -> Turns:
+    good = rng.random() < 0.5
+    words = "love like enjoy adore" if good else "hate dislike regret"
+    other = "great good wonderful excellent perfect" if good else "terrible bad awful poor broken"
+    said = f"I {rng.choice(words.split())} this {facts.thing(rng)}."
+    if rng.random() < 0.5:
+        said = f"The {facts.thing(rng)} is {rng.choice(other.split())}."
+    asked = rng.choice(
+        (
+            "Is this positive or negative? {s}",
+            "Classify the sentiment as positive or negative: {s}",
+            "{s} Positive or negative?",
+            "Sentiment of: {s}",
+            "What is the sentiment? {s}",
+        )
+    )
+    return asked.format(s=said), "positive" if good else "negative"
+
+
+def _summary(rng: random.Random) -> Turns:
+    told = draw_facts(rng, rng.choice((2, 3)))
+    lines = [f"{each.sentence[:1].upper()}{each.sentence[1:]}." for each in told]
+    asked = rng.choice(
+        ("Summarize: {t}", "Summarize this text in one sentence.\n{t}", "In short: {t}")
+    )
+    return asked.format(t=" ".join(lines)), lines[0]
+
+
+def _little_sum(rng: random.Random) -> Turns:
+    a, b = rng.randint(0, 10), rng.randint(0, 10)
+    return f"{a} times {b}", str(a * b)
+
+
+MAKERS: tuple[tuple[float, _Make], ...] = (
+    (4, _fixed),
+    (3, _repeat),
+    (1.5, _capital),
+    (1.2, _translate),
+    (0.6, _opposite),
+    (1.2, _list),
+    (0.6, _name_one),
+    (0.6, _is_kind),
+    (0.8, _compare),
+    (0.9, _count_to),
+    (0.9, _cases),
+    (0.5, _spell),
+    (0.6, _next),
+    (1.2, _sentence),
+    (2, _question),
+    (0.6, _feeling),
+    (0.5, _summary),
+    (0.1, _little_sum),
+)
+_SYSTEMS = DRAWN["systems"]
+
+
+def one(rng: random.Random) -> Turns:
+    """Draw a request and its answer."""
+    makers = [make for _, make in MAKERS]
+    (make,) = rng.choices(makers, weights=[weight for weight, _ in MAKERS])
+    return make(rng)
+
+
+def _remembered(rng: random.Random) -> tuple[Messages, str]:
+    """Draw a chat whose last question asks what an earlier turn told."""
+    key, value, answer = rng.choice(
+        (
+            ("name", facts.full_name(rng), "Your name is {v}."),
+            ("city", facts.place(rng), "You live in {v}."),
+            ("favorite color", facts.colour(rng), "Your favorite color is {v}."),
+            ("age", str(rng.randint(5, 90)), "You are {v} years old."),
+            ("code", facts.code(rng), "The code is {v}."),
+            ("lucky number", str(rng.randint(1, 999)), "The number is {v}."),
+            ("pet", facts.thing(rng), "It is {v}."),
+        )
+    )
+    said = rng.choice(
+        (f"My {key} is {value}.", f"Remember: my {key} is {value}.", f"Hello, my {key} is {value}.")
+    )
+    messages: Messages = [
+        {"role": "user", "content": said},
+        {
+            "role": "assistant",
+            "content": rng.choice(
+                ("Nice to meet you.", "I will remember it.", "Thank you.", "Good.")
+            ),
+        },
+    ]
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        asked, replied = one(rng)
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": replied}]
+    ask = rng.choice(
+        (
+            f"What is my {key}?",
+            f"What was my {key}?",
+            f"Tell me my {key}.",
+            f"Do you remember my {key}?",
+        )
+    )
+    messages.append({"role": "user", "content": ask})
+    return messages, answer.format(v=value)
+
+
+def everyday(rng: random.Random) -> tuple[Messages, str]:
+    """Draw a chat and the answer to its last message."""
+    messages: Messages = []
+    style = rng.random()
+    if style < 0.22:
+        messages.append({"role": "system", "content": rng.choice(_SYSTEMS)})
+    elif style < 0.25:
+        name = facts.first_name(rng)
+        system = rng.choice(
+            (f"You are {name}.", f"Your name is {name}.", f"You are called {name}.")
+        )
+        ask = rng.choice(("Who are you?", "What is your name?", "Introduce yourself."))
+        return [
+            {"role": "system", "content": system},
+            {"role": "user", "content": ask},
+        ], f"I am {name}."
+    elif style < 0.28:
+        said = phrase(rng)
+        system = rng.choice(
+            (
+                'Always answer with "{p}".',
+                "Reply to everything with {p}.",
+                "Whatever the user says, say {p}.",
+            )
+        )
+        return [
+            {"role": "system", "content": system.format(p=said)},
+            {"role": "user", "content": one(rng)[0]},
+        ], said
+    if style > 0.93:
+        more, answer = _remembered(rng)
+        return messages + more, answer
+    for _ in range(rng.choice((0,) * 8 + (1, 1, 2, 3))):
+        asked, replied = one(rng)
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": replied}]
+    asked, answer = one(rng)
+    if rng.random() < 0.05:
+        asked = asked.lower().rstrip(".") if answer.islower() else asked
+    messages.append({"role": "user", "content": asked})
+    return messages, answer
