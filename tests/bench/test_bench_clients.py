@@ -93,6 +93,6 @@ def test_the_page_shows_the_results_that_are_kept() -> None:
     assert drawn(read_results()) in PAGE.read_text(encoding="utf-8")
 
 
-def test_the_raw_cases_are_81() -> None:
+def test_the_raw_cases_are_83() -> None:
     results = [case for case in read_results()["cases"] if case["client"] == "openai"]
-    assert len(results) == 81
+    assert len(results) == 83

@@ -1,7 +1,4 @@
-"""The questions of all cases, in words and forms that the small model can answer.
-
-It adds, sorts and counts. It was trained on no tool and no schema: forms here have few values each.
-"""
+"""The questions of all cases: sums, a person to extract, a weather to look up."""
 
 from __future__ import annotations
 
@@ -13,26 +10,31 @@ MESSAGES = [{"role": "user", "content": SUM}]
 KEY = "none"
 SECONDS = 100.0  # for one request
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
-CITIES = ["Bern", "Oslo"]
+TEXT, NAME, AGE = "John Smith is 34 years old.", "John Smith", 34
+EXTRACT = [{"role": "user", "content": TEXT}]
 SCHEMA: dict[str, Any] = {
     "type": "object",
-    "properties": {"city": {"enum": CITIES}, "warm": {"type": "boolean"}},
-    "required": ["city", "warm"],
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
     "additionalProperties": False,
 }
+FORM = {"type": "json_schema", "json_schema": {"name": "p", "strict": True, "schema": SCHEMA}}
+WEATHER_ASKED, CITY = "What is the weather in Paris?", "Paris"
+ASK_WEATHER = [{"role": "user", "content": WEATHER_ASKED}]
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
-        "name": "weather",
-        "description": "Tell the weather of a city.",
+        "name": "get_weather",
+        "description": "Get the weather of a city.",
         "parameters": {
             "type": "object",
-            "properties": {"city": {"enum": CITIES}},
+            "properties": {"city": {"type": "string"}},
             "required": ["city"],
             "additionalProperties": False,
         },
     },
 }
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
 class At(NamedTuple):

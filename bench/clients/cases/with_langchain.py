@@ -9,10 +9,16 @@ from langchain.agents.middleware import wrap_model_call
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
-from .asked import CITIES, KEY, SECONDS, SUM, TOTAL, At, cases
-from .forecast import Forecast
+from .asked import CITY, KEY, SECONDS, SUM, TEXT, TOTAL, WEATHER_ASKED, At, cases
+from .forms import JOHN, Person
 
 STEPS = ("find_city", "look_up_weather", "write_report")
+
+
+@tool
+def get_weather(city: str) -> str:
+    """Get the weather of a city."""
+    return f"It is warm in {city}."
 
 
 @tool
@@ -57,19 +63,25 @@ def usage(at: At) -> None:
 
 
 def structured_output_by_schema(at: At) -> None:
-    made = chat(at).with_structured_output(Forecast, method="json_schema")
-    assert made.invoke(SUM).city in CITIES
+    made = chat(at).with_structured_output(Person, method="json_schema")
+    assert made.invoke(TEXT) == JOHN
 
 
 def structured_output_by_a_call(at: At) -> None:
-    made = chat(at).with_structured_output(Forecast, method="function_calling")
-    assert made.invoke(SUM).city in CITIES
+    made = chat(at).with_structured_output(Person, method="function_calling")
+    assert made.invoke(TEXT) == JOHN
 
 
 def bound_tools(at: At) -> None:
-    made = chat(at).bind_tools([look_up_weather], tool_choice="look_up_weather")
-    (call,) = made.invoke(SUM).tool_calls
-    assert call["args"]["city"] in CITIES
+    (call,) = chat(at).bind_tools([get_weather]).invoke(WEATHER_ASKED).tool_calls
+    assert (call["name"], call["args"]) == ("get_weather", {"city": CITY})
+
+
+def agent(at: At) -> None:
+    made = create_agent(chat(at, max_tokens=400), [get_weather])
+    messages = made.invoke({"messages": [("user", WEATHER_ASKED)]})["messages"]
+    assert [each.name for each in messages if each.type == "tool"] == ["get_weather"]
+    assert "warm" in messages[-1].content
 
 
 def embeddings(at: At) -> None:
@@ -99,6 +111,6 @@ def agent_of_three_steps(at: At) -> None:
 
 CASES = cases(
     *(invoke, stream, batch, usage, structured_output_by_schema, structured_output_by_a_call),
-    *(bound_tools, embeddings, agent_of_three_steps),
+    *(bound_tools, agent, embeddings, agent_of_three_steps),
 )
 REFUSED = {"embeddings": "a server of chats and completions alone"}

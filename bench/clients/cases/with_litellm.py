@@ -7,10 +7,20 @@ from typing import Any
 
 import litellm
 
-from .asked import CITIES, KEY, MESSAGES, SCHEMA, SECONDS, TOTAL, WEATHER, At, cases
-
-NAMED = {"type": "function", "function": {"name": "weather"}}
-FORM = {"type": "json_schema", "json_schema": {"name": "w", "schema": SCHEMA, "strict": True}}
+from .asked import (
+    ASK_WEATHER,
+    CITY,
+    EXTRACT,
+    FORM,
+    KEY,
+    MESSAGES,
+    NAME,
+    SECONDS,
+    TOTAL,
+    WEATHER,
+    At,
+    cases,
+)
 
 
 def ask(at: At, provider: str = "hosted_vllm", **more: Any) -> Any:
@@ -40,13 +50,13 @@ def usage_and_reasoning(at: At) -> None:
 
 
 def tools(at: At) -> None:
-    (call,) = ask(at, tools=[WEATHER], tool_choice=NAMED).choices[0].message.tool_calls
-    assert json.loads(call.function.arguments)["city"] in CITIES
+    (call,) = ask(at, messages=ASK_WEATHER, tools=[WEATHER]).choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": CITY}
 
 
 def response_format(at: At) -> None:
-    found = ask(at, response_format=FORM)
-    assert json.loads(found.choices[0].message.content)["city"] in CITIES
+    answer = ask(at, messages=EXTRACT, response_format=FORM)
+    assert json.loads(answer.choices[0].message.content)["name"] == NAME
 
 
 CASES = cases(

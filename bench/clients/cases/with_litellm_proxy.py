@@ -19,12 +19,24 @@ from typing import Any
 import httpx
 import openai
 
-from .asked import CITIES, KEY, MESSAGES, SCHEMA, SECONDS, SUM, TOTAL, WEATHER, At, cases
+from .asked import (
+    ASK_WEATHER,
+    CITY,
+    EXTRACT,
+    FORM,
+    KEY,
+    MESSAGES,
+    NAME,
+    SECONDS,
+    SUM,
+    TOTAL,
+    WEATHER,
+    At,
+    cases,
+)
 
 _PR_SET_PDEATHSIG = 1
 _START = 110.0  # seconds
-_NAMED = {"type": "function", "function": {"name": "weather"}}
-_FORM = {"type": "json_schema", "json_schema": {"name": "w", "schema": SCHEMA, "strict": True}}
 _QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
@@ -93,18 +105,18 @@ def streamed(at: At) -> None:
 
 
 def tools(at: At) -> None:
-    (call,) = _ask(at, tools=[WEATHER], tool_choice=_NAMED).choices[0].message.tool_calls
-    assert json.loads(call.function.arguments)["city"] in CITIES
+    (call,) = _ask(at, messages=ASK_WEATHER, tools=[WEATHER]).choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": CITY}
 
 
 def response_format(at: At) -> None:
-    found = _ask(at, response_format=_FORM).choices[0].message
-    assert json.loads(found.content)["city"] in CITIES
+    answer = _ask(at, messages=EXTRACT, response_format=FORM).choices[0].message
+    assert json.loads(answer.content)["name"] == NAME
 
 
 def completion(at: At) -> None:
     asked: Any = {"model": at.model, "prompt": SUM, "max_tokens": 4, "temperature": 0}
-    assert _client(at).completions.create(**asked).usage.completion_tokens == 4
+    assert _client(at).completions.create(**asked).usage.completion_tokens in range(1, 5)
 
 
 def responses(at: At) -> None:

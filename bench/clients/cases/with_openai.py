@@ -1,4 +1,4 @@
-"""81 cases of the official client alone: routes, streams, fields, errors, tools, forms."""
+"""83 cases of the official client alone: routes, streams, fields, errors, tools, forms."""
 
 from __future__ import annotations
 
