@@ -15,7 +15,10 @@ from tests.fakes.local_cluster import MODEL, local_cluster
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
-PROMPT = "Add 17, 25, 8. Then say which of them is the greatest number, and why you think so."
+PROMPT = (
+    "<|im_start|>user\nTell me a joke.<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\nWhy did"
+)
 NUM_TOKENS = 24
 
 
@@ -31,6 +34,7 @@ async def test_each_name_says_what_its_merged_weights_say(
     logs.mkdir()
     flags = [text for name, folder in folders.items() for text in ("--lora", f"{name}={folder}")]
     flags += ["--decode", "1"]
+    tokens: list[int] = AutoTokenizer.from_pretrained(MODEL)(PROMPT)["input_ids"]
     async with local_cluster(store_url, cluster, logs, *flags) as running:
         client = openai.AsyncOpenAI(
             api_key="none", base_url=f"{running.base_url}/v1", max_retries=0, timeout=300
@@ -41,7 +45,7 @@ async def test_each_name_says_what_its_merged_weights_say(
             *(
                 client.completions.create(
                     model=name,
-                    prompt=PROMPT,
+                    prompt=tokens,
                     temperature=0,
                     max_tokens=NUM_TOKENS,
                     extra_body={"ignore_eos": True, "return_token_ids": True},
@@ -53,7 +57,6 @@ async def test_each_name_says_what_its_merged_weights_say(
         drawn = await running.metric("headway_gateway_output_tokens_total")
         assert drawn == len(answers) * NUM_TOKENS
         await client.close()
-    tokens = AutoTokenizer.from_pretrained(MODEL)(PROMPT)["input_ids"]
     said = {}
     for answer in answers:
         folder = f"{folders[answer.model]}/merged" if answer.model in folders else MODEL
