@@ -14,6 +14,8 @@ class PeerClient:
     module: str
     case_seconds: int = 120
     """Seconds in which each case has to end."""
+    python: str = ""
+    """Interpreter that it needs, by its name on PATH; "": this one."""
 
     @property
     def package(self) -> str:
@@ -36,5 +38,8 @@ CLIENTS = (
     PeerClient("guidellm", ("guidellm==0.8.1",), "with_guidellm", 300),
     PeerClient("lm-eval", ("lm-eval[api]==0.4.13", "transformers==5.23.0"), "with_lm_eval", 300),
     PeerClient("aiperf", ("aiperf==0.13.0",), "with_aiperf", 300),
+    PeerClient(
+        "inference-perf", ("inference-perf==0.7.0",), "with_inference_perf", 300, "python3.12"
+    ),
     PeerClient("vllm bench serve", ("vllm==0.32.0",), "with_vllm_bench", 300),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -56,7 +57,10 @@ def python_of(client: PeerClient, folder: Path, given: Mapping[str, Path]) -> Pa
         return python
     place.parent.mkdir(parents=True, exist_ok=True)
     pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
-    for step in ([sys.executable, "-m", "venv", str(place)], [*pip, *client.requirements]):
+    maker = shutil.which(client.python) if client.python else sys.executable
+    if maker is None:
+        raise HeadwayError(Code.UNAVAILABLE, f"{client.name} needs {client.python} on PATH")
+    for step in ([maker, "-m", "venv", str(place)], [*pip, *client.requirements]):
         failure = run_quietly(step, INSTALL_PATIENCE)
         if failure:
             raise HeadwayError(Code.UNAVAILABLE, f"{client.name} cannot be installed: {failure}")

@@ -12,6 +12,7 @@ from bench.clients.inside import FAILED, PASSED, REFUSED, judge
 from bench.clients.page import drawn, merged, read_results
 from bench.clients.roster import CLIENTS, PeerClient
 from bench.clients.run import ClientTarget, python_of, run_client
+from headway.errors import HeadwayError
 
 PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
 CASES = Path(__file__).parents[2] / "bench" / "clients" / "cases"
@@ -73,6 +74,12 @@ def test_an_environment_is_made_once(tmp_path: Path) -> None:
     (tmp_path / "a-client").mkdir()
     (tmp_path / "a-client" / "requirements.txt").write_text("")
     assert python_of(client, tmp_path, {}) == tmp_path / "a-client" / "bin" / "python"
+
+
+def test_a_client_that_needs_an_interpreter_says_so_where_there_is_none(tmp_path: Path) -> None:
+    client = PeerClient("a client", (), "none", python="python9.9")
+    with pytest.raises(HeadwayError, match=r"a client needs python9\.9 on PATH"):
+        python_of(client, tmp_path, {})
 
 
 def test_results_of_other_clients_are_kept() -> None:
