@@ -84,6 +84,7 @@ def test_help_imports_nothing_that_takes_long(
         ("up --prefill two", MODELS, "invalid int value: 'two'"),
         ("up --device gpu", NUMBERS, "--device is 'gpu'"),
         ("up --engine nope", HEAVY, "engine is 'nope'"),
+        ("up --model /nonexistent", HEAVY, "no folder of that name exists"),
         ("demo --policy batching=nope", NUMBERS, "batching is 'nope'"),
         ("simulate nope", HEAVY, "nope"),
         ("simulate chat-and-reasoning --preset nope", HEAVY, "preset is 'nope'"),

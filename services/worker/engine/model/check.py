@@ -35,6 +35,8 @@ def check_model(model: str) -> None:
 def _config_text(model: str) -> bytes:
     folder = Path(model).expanduser()
     if not folder.is_dir():
+        if model.startswith(("/", ".", "~")):  # no hub id, and what asks the hub is slow to import
+            raise _not_found(model, "no folder of that name exists")
         return _text_of_hub(model)
     try:
         return (folder / "config.json").read_bytes()
