@@ -12,7 +12,7 @@ from models.records import draw_record
 from models.tasks import Example, draw, explain_add
 
 NOTHING = DRAWN["nothing"]
-"""What a field has that the text says nothing of."""
+"""The value of a field that the text says nothing of."""
 
 
 _WHOLE_RECORDS = 0.4  # share of the forms whose text is one sentence

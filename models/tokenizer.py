@@ -23,7 +23,7 @@ WORDS = tuple(json.loads(Path(__file__).with_name("words.json").read_text(encodi
 VOCAB_SIZE = 256 + len(MARKERS) + len(WORDS)
 MAX_POSITIONS = 8192
 PIECES = r""" ?(?:[A-Z]?[a-z]+|[A-Z]+)|": "|": |", "|\{"|\n {2,}"""
-"""What may be one token: a word, JSON's marks between keys and values, or an indentation."""
+"""Texts that may be one token: a word, JSON's marks between keys and values, or an indentation."""
 
 # Earlier assistant turns lose their reasoning; the turns after the last user message keep it.
 CHAT_TEMPLATE = """\

@@ -10,7 +10,7 @@ OUTPUT_WEIGHT = 2.0
 CREDIT = 4.0
 """Chunks that a tenant within its share may have at once, ahead of the others."""
 PARTS_BEHIND = 4.0
-"""Who asks for more than its credit begins this part of it behind those who ask for less."""
+"""A newcomer that asks for more begins its credit over this behind those who ask for less."""
 _MOST_KEPT = 4096
 
 

@@ -1,4 +1,4 @@
-"""What a choice among endpoints is set up with, before anything is asked for one."""
+"""Settings of a choice among endpoints, before anything is asked for one."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ MOST_LIVES = 64
 
 @dataclass(slots=True)
 class _Minute:
-    """What ended in a minute, as it is written."""
+    """Lives that ended in a minute, as they are written."""
 
     ended: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_KEPT // _NUM_MINUTES))
     longest: list[tuple[int, str, str]] = field(default_factory=list)

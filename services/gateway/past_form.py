@@ -1,4 +1,4 @@
-"""What a minute of a gateway's past is in the store; anything else is damaged and is not read."""
+"""The form of a minute of a gateway's past in the store; anything else is damaged, and not read."""
 
 from __future__ import annotations
 

@@ -99,9 +99,9 @@ class WorkerUnit:
         self._asked: Counter[str] = Counter()
         """Weighted tokens that they asked for, by tenant, as far as is expected."""
         self._flooding: Counter[str] = Counter()
-        """Those of whose tenants the scheduler has many more, by tenant."""
+        """Requests whose tenants have many more in the scheduler, by tenant."""
         self.prompts: dict[StreamKey, Sequence] = {}
-        """Those of ``holding`` that may lack prompt tokens; readers take out those that decode."""
+        """Requests of ``holding`` that may lack prompt tokens; readers leave out who decodes."""
         self._making: dict[BlockHash, Sequence] = {}
         """Requests by the name of the prompt's block that each computes next."""
 
