@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json as json_format
 import os
 import random
 import shutil
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from bench.demo import warm_up
 from bench.demo.capacity import Capacity
 from bench.demo.compare import order_of
 from bench.demo.load import REGIMES, LoadBounds, Offer, Regime, mix, unread
-from bench.serve.plan import PATHS, Plan, Planned
+from bench.vllm.chats import as_agents, as_chats
 from bench.vllm.contenders import CONTENDERS, Comparison
 from bench.vllm.figures import ROWS, Runs, cells_of, figures_of, ratios_of
 from bench.vllm.server import VllmTarget
@@ -31,11 +30,15 @@ from results.output import make_console, num_cores, titled_table, write_json
 
 START = 600.0  # seconds in which a contender must serve
 PATIENCE = 120.0  # seconds for the answers, from the last arrival on
-LOADS = {**REGIMES, "light": Regime("light", 0.5, 0.5, 0.0, 1.0)}
-"""The demo's regimes, and one in which hardly anybody waits."""
+AGENTS = "agents"
+LOADS = {
+    **REGIMES,
+    "light": Regime("light", 0.5, 0.5, 0.0, 1.0),
+    AGENTS: Regime(AGENTS, 1.0, 1.0, 0.0, 1.0),
+}
+"""The demo's regimes, one in which hardly anybody waits, and one whose chats are agents' turns."""
 _WARM_SECONDS, _WARM_PATIENCE = 8.0, 120.0
 _WIDTH = 200
-_THINKING_OFF = {"enable_thinking": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,8 @@ async def _run(
     assert found.capacity is not None, "the first contender was warmed up"
     plan = offer.plan(Path(setting.model).name, seed, max_tokens)
     plan = as_chats(plan, tells_priority=CONTENDERS[name].tells_priority)
+    if offer.regime.name == AGENTS:
+        plan = as_agents(plan, seed)
     before = _cpu(target)
     requests = await replayed(target.url, plan, within=offer.seconds + PATIENCE)
     figures = figures_of(requests, found.capacity.alone, _cpu(target) - before)
@@ -150,26 +155,6 @@ async def _run(
 
 def _cpu(target: VllmTarget) -> float:
     return sum(map(cpu_seconds, target.processes))
-
-
-def as_chats(plan: Plan, *, tells_priority: bool = False) -> Plan:
-    """Return the plan as chats alone: completions become ones whose template turns thinking off.
-
-    ``tells_priority``: their clients send 0, and those who reason 1.
-    """
-    found = [_as_chat(each, tells_priority=tells_priority) for each in plan.requests]
-    return replace(plan, requests=found)
-
-
-def _as_chat(planned: Planned, *, tells_priority: bool) -> Planned:
-    body = json_format.loads(planned.body)
-    if not planned.reasons:
-        text = "".join(map(chr, body.pop("prompt")))
-        body["messages"] = [{"role": "user", "content": text}]
-        body["chat_template_kwargs"] = _THINKING_OFF
-    if tells_priority:
-        body["priority"] = int(planned.reasons)
-    return replace(planned, body=json_format.dumps(body).encode(), path=PATHS["chat"])
 
 
 async def _prepare(

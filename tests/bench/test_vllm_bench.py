@@ -13,7 +13,8 @@ from bench.demo.load import LoadBounds, Offer
 from bench.serve.classes import Alone
 from bench.serve.plan import PATHS, Planned
 from bench.serve.replay import ReplayedRequest
-from bench.vllm.compare import LOADS, VllmRuns, as_chats
+from bench.vllm.chats import SESSIONS, as_agents, as_chats
+from bench.vllm.compare import LOADS, VllmRuns
 from bench.vllm.contenders import CONTENDERS, Comparison, refuse_unready
 from bench.vllm.figures import ROWS, cells_of, figures_of, ratios_of
 from bench.vllm.server import EngineLimits
@@ -77,6 +78,20 @@ def test_all_requests_are_chats_and_those_without_reasoning_turn_thinking_off() 
         assert body["priority"] == int(one.reasons)
         assert ("chat_template_kwargs" in body) is not one.reasons
     assert not any("priority" in json.loads(each.body) for each in as_chats(plan).requests)
+
+
+def test_agents_turns_repeat_their_session_and_share_system_prompts() -> None:
+    plan = as_chats(Offer.of(LOADS["agents"], 8.0, LoadBounds(100.0, 200)).plan("m", 1))
+    sent = as_agents(plan, 1).requests
+    pairs = zip(plan.requests, sent, strict=True)
+    assert all(one == other for one, other in pairs if one.reasons)
+    turns = [json.loads(each.body)["messages"] for each in sent if not each.reasons]
+    assert len({each[0]["content"] for each in turns}) == 3
+    for earlier, later in zip(turns, turns[SESSIONS:], strict=False):
+        assert later[: len(earlier)] == earlier
+        roles = [each["role"] for each in later[len(earlier) :]]
+        assert roles == ["assistant", "user"]
+    assert as_agents(plan, 1) == as_agents(plan, 1) != as_agents(plan, 2)
 
 
 def test_every_second_seed_goes_through_the_contenders_in_reverse() -> None:
