@@ -147,7 +147,10 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters for drawing the next token; values out of range are refused (HeadwayError)."""
+    """Parameters for drawing the next token; values out of range are refused (HeadwayError).
+
+    ``is_seeded``: the client chose the seed; every other request has one that was drawn for it.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -164,6 +167,7 @@ class SamplingParams:
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     constraints: Constraints | None = None
+    is_seeded: bool = False
 
     def __post_init__(self) -> None:
         # Written so that NaN fails every check.

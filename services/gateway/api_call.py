@@ -192,7 +192,7 @@ def complete_sampling(
     if fills_context or "max_tokens" not in chosen:
         room = max(1, max_model_len - num_prompt_tokens)
         chosen["max_tokens"] = min(room, chosen.get("max_tokens", default_max_tokens) or room)
-    return SamplingParams(**chosen)
+    return SamplingParams(**chosen, is_seeded="seed" in said)
 
 
 def with_choice(sampling: SamplingParams, choice: int) -> SamplingParams:

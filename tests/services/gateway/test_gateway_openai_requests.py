@@ -524,6 +524,7 @@ def test_without_a_limit_an_output_may_fill_the_context() -> None:
 def test_the_seed_is_drawn_where_none_is_given_and_differs_by_choice() -> None:
     assert completed({}).seed == 3
     given_seed = completed({"seed": 2**64 - 1})
+    assert (completed({}).is_seeded, given_seed.is_seeded) == (False, True)
     assert [with_choice(given_seed, i).seed for i in (0, 1)] == [2**64 - 1, 0]
 
 

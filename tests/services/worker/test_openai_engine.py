@@ -211,13 +211,24 @@ async def test_draws_of_a_resumed_output_differ_from_those_of_its_beginning(
     endpoint: OpenAIEndpoint,
 ) -> None:
     request = make_request("", max_tokens=4)
-    request = replace(request, sampling=replace(request.sampling, temperature=1.0, seed=7))
+    request = replace(
+        request, sampling=replace(request.sampling, temperature=1.0, seed=7, is_seeded=True)
+    )
     endpoint.breaks_after = [2]
     async with Following(examined(endpoint)) as found:
         found.engine.add(request, 0)
         await found.end()
     first, second = (body["seed"] for body in endpoint.bodies)
     assert first == 7 != second
+
+
+async def test_a_seed_that_no_client_chose_is_not_sent(endpoint: OpenAIEndpoint) -> None:
+    request = make_request("", max_tokens=2)
+    request = replace(request, sampling=replace(request.sampling, temperature=1.0, seed=7))
+    async with Following(examined(endpoint)) as found:
+        found.engine.add(request, 0)
+        await found.end()
+    assert "seed" not in endpoint.bodies[0]
 
 
 async def test_a_worker_spreads_requests_over_its_endpoints(
