@@ -147,8 +147,11 @@ class FleetReport(_message.Message):
     START_UP_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    NETWORK_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """of these instances; empty: the only one there is"""
+    network_tokens_per_s: _builtins.float
+    """V_N of a prefiller; absent: no move of KV was measured"""
     @_builtins.property
     def prefill(self) -> Global___PoolLoad: ...
     @_builtins.property
@@ -175,12 +178,15 @@ class FleetReport(_message.Message):
         start_up: Global___StartUp | None = ...,
         samples: _abc.Iterable[Global___WorkSample] | None = ...,
         model: _builtins.str = ...,
+        network_tokens_per_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["convertible", b"convertible", "decode", b"decode", "prefill", b"prefill", "start_up", b"start_up", "unified", b"unified"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_network_tokens_per_s", b"_network_tokens_per_s", "convertible", b"convertible", "decode", b"decode", "network_tokens_per_s", b"network_tokens_per_s", "prefill", b"prefill", "start_up", b"start_up", "unified", b"unified"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["convertible", b"convertible", "decode", b"decode", "model", b"model", "prefill", b"prefill", "samples", b"samples", "start_up", b"start_up", "unified", b"unified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_network_tokens_per_s", b"_network_tokens_per_s", "convertible", b"convertible", "decode", b"decode", "model", b"model", "network_tokens_per_s", b"network_tokens_per_s", "prefill", b"prefill", "samples", b"samples", "start_up", b"start_up", "unified", b"unified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__network_tokens_per_s: _TypeAlias = _typing.Literal["network_tokens_per_s"]  # noqa: Y015
+    _WhichOneofArgType__network_tokens_per_s: _TypeAlias = _typing.Literal["_network_tokens_per_s", b"_network_tokens_per_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__network_tokens_per_s) -> _WhichOneofReturnType__network_tokens_per_s | None: ...
 
 Global___FleetReport: _TypeAlias = FleetReport  # noqa: Y015
 

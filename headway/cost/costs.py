@@ -118,6 +118,12 @@ class Costs(Bounded):
         """True if c and d are known: a 0 beside a known one is a 0."""
         return self.per_request > 0 or self.per_kv_token > 0
 
+    @property
+    def measured_network(self) -> float | None:
+        """V_N as moves of KV have measured it, tokens/s; None before any."""
+        name = "network_tokens_per_s"
+        return self.network_tokens_per_s if name in self.measured else None
+
     def source_of(self, field: str) -> Source:
         """Return the source of a known field."""
         return Source.MEASURED if field in self.measured else Source.PROFILE

@@ -81,13 +81,14 @@ class Profile(Bounded):
         """Memory and chunk of one of its DP units."""
         return Memory(self.kv_capacity_tokens, self.chunk_tokens, self.max_batch, self.num_units)
 
-    def prefill_velocity(self) -> float:
+    def prefill_velocity(self, factor: float = 1.0, measured_network: float | None = None) -> float:
         """Return ``min(V_P, V_N)``, tokens/s; an unknown V_N binds nothing (equation 2).
 
-        HeadwayError without a V_P.
+        ``factor``: by which live passes correct V_P. A V_N that was measured stands over the
+        profile's. HeadwayError without a V_P.
         """
-        prefill = self._known("prefill_tokens_per_s", self.prefill_tokens_per_s)
-        return min(prefill, self.network_tokens_per_s or prefill)
+        prefill = factor * self._known("prefill_tokens_per_s", self.prefill_tokens_per_s)
+        return min(prefill, measured_network or self.network_tokens_per_s or prefill)
 
     def decode_velocity(self, bucket: int) -> float:
         """Return V_D of a bucket, tokens/s; HeadwayError where it is not known."""

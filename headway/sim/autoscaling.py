@@ -128,7 +128,9 @@ class SimAutoscaler:
         )
         measured = self._cluster.scheduler_core.fleets(now=self._kernel.now) or {}
         samples = [sample for fleet in measured.values() for sample in fleet.samples]
-        return Fleet(first, decode, convertible, unified, samples)
+        networks = (fleet.network_tokens_per_s for fleet in measured.values())
+        network = next(networks, None)  # of one model
+        return Fleet(first, decode, convertible, unified, samples, None, network)
 
     def _pool(self, role: Role) -> PoolLoad:
         workers = [

@@ -70,6 +70,16 @@ def test_a_slower_network_counts_instead() -> None:
     assert first(replace(PLAIN, profile=slow), rates(14_000)).num_prefill == 2
 
 
+def test_the_network_as_measured_stands_over_the_profiles() -> None:
+    slow = replace(A100, network_tokens_per_s=7000.0)
+    measured = replace(FLEET, network_tokens_per_s=3500.0)
+    targets = first(replace(PLAIN, profile=slow), rates(14_000), measured)
+    assert targets.num_prefill == 4
+    assert "3500 (V_N, measured)" in targets.reason
+    fast = replace(FLEET, network_tokens_per_s=1e6)
+    assert first(replace(PLAIN, profile=slow), rates(14_000), fast).num_prefill == 1
+
+
 def test_headroom_divides_every_velocity() -> None:
     params = replace(PLAIN, target_utilisation=0.7)
     assert first(params, rates(9_800)).num_prefill == 1

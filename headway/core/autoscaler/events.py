@@ -78,6 +78,8 @@ class FleetReport:
                 require_between(f"{role} {name}", getattr(pool, name), 0, MOST)
             for name in ("busy", "memory"):
                 require_between(f"{role} {name}", getattr(pool, name), 0, 1)
+        if self.fleet.network_tokens_per_s is not None:
+            require_over("network_tokens_per_s", self.fleet.network_tokens_per_s, 0)
         for sample in self.fleet.samples:
             require_between("num_passes of a sample", sample.work.num_passes, 1, MOST)
             if sample.stage not in STAGES:

@@ -13,14 +13,19 @@ def is_meant(model: str, own: str) -> bool:
 
 
 def all_fleets(fleets: Sequence[Fleet]) -> Fleet:
-    """Add up the instances of several models, without samples, which are reported once."""
+    """Add up the instances of several models, without samples, which are reported once.
+
+    Of the networks the slowest counts.
+    """
     if len(fleets) == 1:
         return fleets[0]
+    networks = [each.network_tokens_per_s for each in fleets if each.network_tokens_per_s]
     return Fleet(
         _together(fleet.prefill for fleet in fleets),
         _together(fleet.decode for fleet in fleets),
         _together(fleet.convertible for fleet in fleets),
         _together(fleet.unified for fleet in fleets),
+        network_tokens_per_s=min(networks, default=None),
     )
 
 

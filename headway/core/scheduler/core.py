@@ -8,6 +8,7 @@ to a decode unit (``decode``). Requests lost with a worker go back to their gate
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
 from headway.blocks import BlockHash
@@ -432,7 +433,10 @@ class SchedulerCore:
             model: QueuedLoad.of(pool.window, for_decode.get(model, 0))
             for model, pool in self._pools.items()
         }
-        return self._fleet.read(waiting, now=now)
+        return {
+            model: replace(fleet, network_tokens_per_s=self._state.costs.of(model).measured_network)
+            for model, fleet in self._fleet.read(waiting, now=now).items()
+        }
 
     def status(self) -> SchedulerStatus:
         """Return the figures for metrics."""

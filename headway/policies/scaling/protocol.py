@@ -78,7 +78,10 @@ class StartUp:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Instances of a model at one instant; ``samples``: their passes since the last time."""
+    """Instances of a model at one instant; ``samples``: their passes since the last time.
+
+    ``network_tokens_per_s``: V_N of a prefiller as moves of KV have measured it; None before any.
+    """
 
     prefill: PoolLoad = EMPTY_POOL
     decode: PoolLoad = EMPTY_POOL
@@ -86,6 +89,7 @@ class Fleet:
     unified: PoolLoad = EMPTY_POOL
     samples: Sequence[WorkSample] = ()
     start_up: StartUp | None = None
+    network_tokens_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

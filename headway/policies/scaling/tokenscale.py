@@ -63,7 +63,8 @@ class TokenScale(Scaling):
         self._params = params
         self._prefill_profile = require_profile("scaling tokenscale", params.profile)
         self._decode_profile = params.decode_profile or self._prefill_profile
-        self._prefill_velocity = self._prefill_profile.prefill_velocity()
+        self._prefill_profile.prefill_velocity()  # an error where it is not known
+        self._network: float | None = None
         self._decode_velocities = [
             self._decode_profile.decode_velocity(bucket) for bucket in range(NUM_BUCKETS)
         ]
@@ -101,6 +102,7 @@ class TokenScale(Scaling):
             measured = fleet.start_up
             self._start_up = self._known_start_up if measured is None else measured.seconds
             self._pools.wait(self._start_up)
+            self._network = fleet.network_tokens_per_s
         if rates is None:
             self._window.clear()
             return self._pools.hold(fleet, "no fresh rates")
@@ -128,7 +130,8 @@ class TokenScale(Scaling):
 
     def _prefill_need(self, rates: Rates, pool: PoolLoad | None) -> Need:
         """``λ_in / min(V_P, V_N)``, the backlog counted as tokens over the drain target."""
-        velocity = self._prefill_velocity * self._learned.factor("prefill")
+        factor = self._learned.factor("prefill")
+        velocity = self._prefill_profile.prefill_velocity(factor, self._network)
         planned = velocity * self._params.target_utilisation
         backlog = pool.backlog_tokens if pool is not None else 0
         rate = rates.input_tokens_per_s + backlog / self._drain_target
@@ -136,6 +139,8 @@ class TokenScale(Scaling):
             f"({rates.input_tokens_per_s:.0f} + {backlog}/{self._drain_target:.3g}) tokens/s"
             f" over {self._params.target_utilisation:g} × {velocity:.0f}"
         )
+        if velocity == self._network:
+            reason += " (V_N, measured)"
         return Need(rate / planned, reason)
 
     def _decode_need(self, rates: Rates, pool: PoolLoad | None) -> Need:
