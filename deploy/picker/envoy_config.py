@@ -13,6 +13,11 @@ _ALONE = """
     type: STATIC
     connect_timeout: 1s
     lb_policy: {policy}
+    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        common_http_protocol_options: {{idle_timeout: 2s}}
+        explicit_http_config: {{http_protocol_options: {{}}}}
     load_assignment:
       cluster_name: alone
       endpoints:
