@@ -128,7 +128,7 @@ def samples(requests: Sequence[ServedRequest]) -> Mapping[str, Sequence[float | 
     reasons = [each.reading is not None and each.num_reasoning_tokens > 0 for each in requests]
     by_length = sorted((n for n, of_it in enumerate(reasons) if of_it), key=_length_of(requests))
     short = set(by_length[: len(by_length) // 2])
-    found: dict[str, list[float | None]] = {name: [] for name in _SAMPLES}
+    by_class: dict[str, list[float | None]] = {name: [] for name in _SAMPLES}
     for number, each in enumerate(requests):
         reading, is_chat = each.reading, each.reading is not None and not reasons[number]
         is_short = number in short
@@ -143,8 +143,8 @@ def samples(requests: Sequence[ServedRequest]) -> Mapping[str, Sequence[float | 
             float(reading.qoe >= VIOLATION) if reading is not None else None,
         )
         for name, value in zip(_SAMPLES, row, strict=True):
-            found[name].append(value)
-    return found
+            by_class[name].append(value)
+    return by_class
 
 
 def _length_of(requests: Sequence[ServedRequest]) -> Callable[[int], int]:

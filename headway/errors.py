@@ -55,10 +55,10 @@ def encodable(text: str) -> str:
 
 def invalid(param: str, value: object, limit: str) -> HeadwayError:
     """Return the most common refusal: ``param`` has a ``value`` outside its ``limit``."""
-    shown = repr(value)
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
-    message = f"{param} is {shown}; it must be {limit}"
+    text = repr(value)
+    if len(text) > 80:
+        text = text[:77] + "..."
+    message = f"{param} is {text}; it must be {limit}"
     return HeadwayError(Code.INVALID_ARGUMENT, message, param=param)
 
 

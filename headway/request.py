@@ -33,8 +33,8 @@ def call_of(request_id: str) -> str:
 
     The outputs of a call with several are numbered from 0, behind its id and a dash.
     """
-    found = _OUTPUT.fullmatch(request_id)
-    return request_id if found is None else found[1]
+    match = _OUTPUT.fullmatch(request_id)
+    return request_id if match is None else match[1]
 
 
 def place_of(request_id: str) -> tuple[int, str]:

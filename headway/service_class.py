@@ -119,11 +119,11 @@ class ServiceClasses:
         """Return the class of that name, None for ""; INVALID_ARGUMENT for an unknown one."""
         if not name:
             return None
-        found = self.by_name.get(name)
-        if found is None:
+        service_class = self.by_name.get(name)
+        if service_class is None:
             limit = f"one of {', '.join(self.by_name) or 'none: no class is configured'}"
             raise invalid("class", name[:80], limit)
-        return found
+        return service_class
 
     def of_priority(self, priority: int, among: Collection[str] = ()) -> ServiceClass | None:
         """Return the class of vLLM's priority: the last that begins at or before it.

@@ -26,7 +26,7 @@ def sessions_of(sessions: Sessions, now: float) -> dict[str, Json]:
 
 def _row(row: SessionRow, now: float) -> dict[str, Json]:
     place = row.place
-    shown: dict[str, Json] = {
+    fields: dict[str, Json] = {
         "session": row.session_id,
         "tenant": row.tenant,
         "turns": row.num_turns,
@@ -36,9 +36,9 @@ def _row(row: SessionRow, now: float) -> dict[str, Json]:
         "began_at": round(now - row.age, 2),
     }
     if place.num_prompt:
-        shown["cached"] = round(place.num_cached / place.num_prompt, 3)
+        fields["cached"] = round(place.num_cached / place.num_prompt, 3)
     if row.request_id:
-        shown["request"] = row.request_id
+        fields["request"] = row.request_id
     else:
-        shown["idle_since"] = round(now - row.idle, 2)
-    return shown
+        fields["idle_since"] = round(now - row.idle, 2)
+    return fields

@@ -44,15 +44,15 @@ def _output(request_id: str, life: LifeRecord | None, decisions: Sequence[Json])
 
 def _by_output(lines: Iterable[str]) -> Mapping[str, list[Json]]:
     """Return the decisions on each output, the output that was decided on last at the end."""
-    found: dict[str, list[Json]] = {}
+    decisions: dict[str, list[Json]] = {}
     try:
         for line in lines:
             for name, decision in _split(json.loads(line)):
-                found[name] = [*found.pop(name, ()), decision]
+                decisions[name] = [*decisions.pop(name, ()), decision]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         message = f"the leader's decisions cannot be read ({error!r}): it has another version"
         raise HeadwayError(Code.UNAVAILABLE, message) from error
-    return found
+    return decisions
 
 
 def _split(decision: Json) -> Iterator[tuple[str, Json]]:

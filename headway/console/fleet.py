@@ -44,12 +44,12 @@ class Roll:
         self, picture: ClusterPicture | None, members: Collection[MemberSeen] | None, *, now: float
     ) -> Mapping[str, Card]:
         """Return the cards by worker id; None for a leader or a store that does not answer."""
-        shown = {w.worker_id: w for w in picture.workers[:_MOST_CARDS]} if picture else {}
+        by_id = {w.worker_id: w for w in picture.workers[:_MOST_CARDS]} if picture else {}
         leased = {each.worker_id: each for each in list(members or ())[:_MOST_CARDS]}
-        for worker_id in dict.fromkeys((*self._cards, *shown, *leased)):
-            if picture is not None and worker_id in shown:
+        for worker_id in dict.fromkeys((*self._cards, *by_id, *leased)):
+            if picture is not None and worker_id in by_id:
                 self._shown_in[worker_id] = picture.fencing_token
-                self._keep(worker_id, card_of(shown[worker_id]))
+                self._keep(worker_id, card_of(by_id[worker_id]))
             elif picture is not None and self._shown_in.get(worker_id) == picture.fencing_token:
                 self._miss(worker_id, now)
             elif picture is None and worker_id in self._cards and worker_id in leased:

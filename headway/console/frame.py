@@ -18,18 +18,18 @@ _ROLES = ("prefill", "decode", "convertible", "unified")
 _MOST_DECISIONS = 120
 
 
-def rows_of(found: FoundRows) -> dict[str, Json]:
+def rows_of(table: FoundRows) -> dict[str, Json]:
     """Return the rows of the request table, in order, and how many were looked at."""
     return {
-        "order": [row.request_id for row in found.rows],
-        "rows": {row.request_id: _row(row) for row in found.rows},
-        "read": found.num_read,
-        "open": found.num_open,
+        "order": [row.request_id for row in table.rows],
+        "rows": {row.request_id: _row(row) for row in table.rows},
+        "read": table.num_read,
+        "open": table.num_open,
     }
 
 
 def _row(row: RequestRow) -> dict[str, Json]:
-    shown: dict[str, Json] = {
+    fields: dict[str, Json] = {
         "class": row.service_class,
         "tenant": row.tenant,
         "worker": row.worker_id,
@@ -40,16 +40,16 @@ def _row(row: RequestRow) -> dict[str, Json]:
         "waited": round(row.waited, 3),
     }
     if row.attempt:
-        shown["attempt"] = row.attempt
+        fields["attempt"] = row.attempt
     if row.target_id:
-        shown["target"] = row.target_id
+        fields["target"] = row.target_id
     if row.expected_tokens > 0:
-        shown["expected"] = round(row.expected_tokens)
+        fields["expected"] = round(row.expected_tokens)
     if isfinite(row.slack):
-        shown["slack"] = round(row.slack, 3)
+        fields["slack"] = round(row.slack, 3)
     if row.session_id:
-        shown["session"] = row.session_id
-    return shown
+        fields["session"] = row.session_id
+    return fields
 
 
 def cluster_of(picture: ClusterPicture) -> dict[str, Json]:
@@ -68,15 +68,15 @@ def cluster_of(picture: ClusterPicture) -> dict[str, Json]:
 
 
 def _window(window: object) -> dict[str, Json]:
-    shown: dict[str, Json] = asdict(window)  # type: ignore[call-overload]
-    del shown["model"]
-    return shown
+    fields: dict[str, Json] = asdict(window)  # type: ignore[call-overload]
+    del fields["model"]
+    return fields
 
 
 def _move(move: object) -> dict[str, Json]:
-    shown: dict[str, Json] = asdict(move)  # type: ignore[call-overload]
-    del shown["request_id"]
-    return shown
+    fields: dict[str, Json] = asdict(move)  # type: ignore[call-overload]
+    del fields["request_id"]
+    return fields
 
 
 def _held(held: HeldPicture) -> dict[str, Json]:
@@ -102,20 +102,20 @@ def scaling_of(decisions: Sequence[PublishTargets]) -> list[Json]:
 
 def _decision(decided: PublishTargets) -> dict[str, Json]:
     targets, rates = decided.targets, decided.rates
-    shown: dict[str, Json] = {
+    fields: dict[str, Json] = {
         "at": decided.decided_at,
         "policy": decided.policy,
         "reason": targets.reason,
         "targets": {role: getattr(targets, f"num_{role}") for role in _ROLES},
     }
     if rates is not None:
-        shown["rates"] = {
+        fields["rates"] = {
             name: getattr(rates, name)
             for name in ("requests_per_s", "input_tokens_per_s", "output_tokens_per_s")
         }
     if decided.fleet is not None:
-        shown["pools"] = _pools(decided.fleet)
-    return shown
+        fields["pools"] = _pools(decided.fleet)
+    return fields
 
 
 def _pools(fleet: Fleet) -> dict[str, Json]:

@@ -42,10 +42,10 @@ def packed(profiles: Mapping[Role, Profile]) -> dict[str, Any]:
     return {role.value: {**asdict(profile), "buckets": None} for role, profile in profiles.items()}
 
 
-def unpacked(found: Mapping[str, Mapping[str, Any]]) -> dict[Role, Profile]:
+def unpacked(by_role: Mapping[str, Mapping[str, Any]]) -> dict[Role, Profile]:
     """Return the profiles in such values; HeadwayError, TypeError or KeyError for others."""
     profiles: dict[Role, Profile] = {}
-    for role, fields in found.items():
+    for role, fields in by_role.items():
         given = {name: value for name, value in fields.items() if name != "buckets"}
         profiles[Role(role)] = Profile(**{**given, "pass_time": PassTime(**given["pass_time"])})
     return profiles

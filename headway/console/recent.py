@@ -120,7 +120,7 @@ COLUMNS = (
 def _latencies(ended: Iterable[EndedRequest]) -> Figures:
     """Return numbers, percentiles and the share of kept promises; no figure without a value."""
     listed = list(ended)
-    found: Figures = {
+    figures: Figures = {
         "ended": len(listed),
         "failed": sum(not each.is_finished for each in listed),
     }
@@ -128,9 +128,9 @@ def _latencies(ended: Iterable[EndedRequest]) -> Figures:
     for name in ("ttft", "ttfat", "tpot"):
         values = sorted(v for each in finished if (v := getattr(each, name)) is not None)
         if values:
-            found[f"{name}_p50"] = percentile(values, 0.5)
-            found[f"{name}_p99"] = percentile(values, 0.99)
+            figures[f"{name}_p50"] = percentile(values, 0.5)
+            figures[f"{name}_p99"] = percentile(values, 0.99)
     kept = [each.is_kept for each in listed if each.is_kept is not None]
     if kept:
-        found["kept"] = sum(kept) / len(kept)
-    return found
+        figures["kept"] = sum(kept) / len(kept)
+    return figures

@@ -85,15 +85,15 @@ class Markers:
         ``budget``: most tokens of reasoning, markers apart. Without a start the prompt has begun
         it. The answer follows from the tokens alone, so another worker gives the same.
         """
-        begun = 0
+        start = 0
         if self.start:
-            begun = _last(output[: self.decided_at], self.start) + len(self.start)
-            if begun < len(self.start):
+            start = _last(output[: self.decided_at], self.start) + len(self.start)
+            if start < len(self.start):
                 return None
-        place = len(output) - begun - budget
+        place = len(output) - start - budget
         if not 0 <= place < len(self.end):
             return None
-        reasoned = output[begun : begun + budget]
+        reasoned = output[start : start + budget]
         return None if _last(reasoned, self.end) >= 0 else self.end[place]
 
     def never_thinks(self, prompt: Sequence[int], output: Sequence[int]) -> bool:

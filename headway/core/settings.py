@@ -149,20 +149,20 @@ def _policy(preset: Preset, question: str, **known: object) -> Policy:
     name = getattr(preset, question)
     answer = registry.find(question, name)
     asked = answer.parameters()
-    found = {param: value for param, value in known.items() if value and param in asked}
+    defaults = {param: value for param, value in known.items() if value and param in asked}
     given = answer.typed(f"{question} {name}", preset.params_of(question))
-    return Policy(question, name, {**found, **given})
+    return Policy(question, name, {**defaults, **given})
 
 
 def require_policies(preset: Preset, costs: Costs | None = None) -> None:
     """Make every policy of a preset once; HeadwayError for the first that cannot be made."""
-    found = policy_settings(preset, costs)
-    settings = found.scheduler
+    chosen = policy_settings(preset, costs)
+    settings = chosen.scheduler
     registry.make("dispatch", settings.dispatch, **settings.dispatch_params)
     registry.make("packing", settings.packing, **settings.packing_params)
     registry.make("placement", settings.placement, **settings.placement_params)
     registry.make("rescheduling", settings.rescheduling, **settings.rescheduling_params)
-    for policy in (found.batching, found.estimation, found.burst, found.pacing, found.scaling):
+    for policy in (chosen.batching, chosen.estimation, chosen.burst, chosen.pacing, chosen.scaling):
         policy.make()
 
 

@@ -77,27 +77,27 @@ class Costs(Bounded):
         profile = instances[0][1]
         prefill = next((each for role, each in instances if role.prefills), None)
         decode = next((each for role, each in instances if role.decodes), None)
-        found = cls(
+        costs = cls(
             swap_per_token=2 * profile.swap_per_token if profile.host_capacity_tokens else 0.0,
             profile=profile,
             link_bytes_per_s=profile.link_bytes_per_s,
         )
         if prefill is not None:
-            found = found.with_prefill(prefill.pass_time, prefill.chunk_tokens, prefill.num_units)
-            velocity = prefill.prefill_tokens_per_s or found.prefill_tokens_per_s
+            costs = costs.with_prefill(prefill.pass_time, prefill.chunk_tokens, prefill.num_units)
+            velocity = prefill.prefill_tokens_per_s or costs.prefill_tokens_per_s
             network = prefill.network_tokens_per_s or 0.0
-            found = replace(found, prefill_tokens_per_s=velocity, network_tokens_per_s=network)
-        return found.with_decode(decode.pass_time) if decode is not None else found
+            costs = replace(costs, prefill_tokens_per_s=velocity, network_tokens_per_s=network)
+        return costs.with_decode(decode.pass_time) if decode is not None else costs
 
     @classmethod
     def of_passes(
         cls, pass_time: PassTime, chunk_tokens: int, num_units: int, swap_per_token: float
     ) -> Costs:
         """Return the costs of an instance with such passes; coefficients of 0 are unknown."""
-        found = cls(swap_per_token=swap_per_token).with_decode(pass_time)
+        costs = cls(swap_per_token=swap_per_token).with_decode(pass_time)
         if not pass_time.per_prefill_token:
-            return found
-        return found.with_prefill(pass_time, chunk_tokens, num_units)
+            return costs
+        return costs.with_prefill(pass_time, chunk_tokens, num_units)
 
     def with_prefill(self, pass_time: PassTime, chunk_tokens: int, num_units: int) -> Costs:
         """Return a copy with the prefill costs of these passes, within the bounds of costs."""
@@ -140,7 +140,7 @@ class Costs(Bounded):
         shared = [costs for costs in measured if costs.decode_per_token]
         link = [costs for costs in measured if costs.link_bytes_per_s]
         network = [costs for costs in measured if costs.network_tokens_per_s]
-        found = {
+        medians = {
             name: median_low(getattr(costs, name) for costs in known)
             for names, known in (
                 (("first_pass", "prefill_per_token", "prefill_tokens_per_s"), prefill),
@@ -153,8 +153,8 @@ class Costs(Bounded):
             if known
             for name in names
         }
-        names = dict.fromkeys((*self.measured, *found))
-        return replace(self, **found, measured=tuple(names))
+        names = dict.fromkeys((*self.measured, *medians))
+        return replace(self, **medians, measured=tuple(names))
 
 
 def link_rate(seconds_per_byte: float) -> float:

@@ -136,14 +136,14 @@ def _solve(
     weighted = rows * weights[:, None]
     scale = _scale(weighted)
     while True:
-        found, *_ = np.linalg.lstsq(
+        solution, *_ = np.linalg.lstsq(
             weighted[:, wanted] / scale[wanted], seconds * weights, rcond=None
         )
-        if found.min(initial=0.0) >= 0.0:
+        if solution.min(initial=0.0) >= 0.0:
             break
-        wanted.pop(int(found.argmin()))
+        wanted.pop(int(solution.argmin()))
     coefficients = np.zeros(len(TERMS))
-    coefficients[wanted] = found / scale[wanted]
+    coefficients[wanted] = solution / scale[wanted]
     return coefficients
 
 

@@ -65,12 +65,12 @@ def _measured(where: str, seconds: Any, units: Iterable[Mapping[str, Any]]) -> M
 
 def _number(where: str, name: str, value: Any) -> float:
     try:
-        found = float("nan") if isinstance(value, bool) or value is None else float(value)
+        number = float("nan") if isinstance(value, bool) or value is None else float(value)
     except (TypeError, ValueError):
-        found = float("nan")
-    if not 0.0 <= found < 1e18:
+        number = float("nan")
+    if not 0.0 <= number < 1e18:
         raise invalid(f"{where}: {name}", value, "a number, 0 or more")
-    return found
+    return number
 
 
 def _refuse_others(where: str, names: Iterable[str]) -> None:

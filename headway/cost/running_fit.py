@@ -86,14 +86,16 @@ class RunningFit:
         self._products = _KEPT * self._products + rows.T @ rows
         self._sums = _KEPT * self._sums + rows.sum(axis=0)
         self._num_passes = _KEPT * self._num_passes + len(rows)
-        found = self._solve().clip(0.0, MOST_SECONDS).tolist()
-        self.pass_time = PassTime(**dict(zip(_TERMS, found, strict=True)), gate=self.pass_time.gate)
+        coefficients = self._solve().clip(0.0, MOST_SECONDS).tolist()
+        self.pass_time = PassTime(
+            **dict(zip(_TERMS, coefficients, strict=True)), gate=self.pass_time.gate
+        )
 
     def _solve(self) -> Floats:
         """Non-negative least squares: the most negative coefficient is left out until none is."""
         scale = np.sqrt(self._products.diagonal())
         wanted = [term for term in range(len(_TERMS)) if scale[term] > 0.0]
-        found = self._prior.copy()
+        coefficients = self._prior.copy()
         weight = _PRIOR / self._num_passes if self._has_prior else _NO_PRIOR
         while wanted:
             norm = scale[wanted]
@@ -101,10 +103,10 @@ class RunningFit:
             sums = self._sums[wanted] / norm + weight * norm * self._prior[wanted]
             scaled = np.linalg.solve(products + weight * np.eye(len(wanted)), sums)
             if scaled.min() >= 0.0:
-                found[wanted] = scaled / norm
+                coefficients[wanted] = scaled / norm
                 break
-            found[wanted.pop(int(scaled.argmin()))] = 0.0
-        return found
+            coefficients[wanted.pop(int(scaled.argmin()))] = 0.0
+        return coefficients
 
 
 def _vector(pass_time: PassTime) -> Floats:

@@ -68,15 +68,17 @@ def timings(life: LifeRecord) -> dict[str, Any]:
     }
 
 
-def unpacked(found: Mapping[str, Any]) -> LifeRecord:
+def unpacked(fields: Mapping[str, Any]) -> LifeRecord:
     """Return the life in such values; INVALID_ARGUMENT for any others."""
     try:
         return LifeRecord(
-            **{name: found[name] for name in _PLAIN},
-            service_class=found["class"],
-            tokens=TokenTally(**found["tokens"]),
-            crowd=Crowd(**{name: found["crowd"][name] for name in Crowd._fields}),
-            instants=Instants(found["first_token_us"], found["first_answer_us"], found["end_us"]),
+            **{name: fields[name] for name in _PLAIN},
+            service_class=fields["class"],
+            tokens=TokenTally(**fields["tokens"]),
+            crowd=Crowd(**{name: fields["crowd"][name] for name in Crowd._fields}),
+            instants=Instants(
+                fields["first_token_us"], fields["first_answer_us"], fields["end_us"]
+            ),
             moments=tuple(
                 Moment(
                     int(each["at_us"]),
@@ -85,7 +87,7 @@ def unpacked(found: Mapping[str, Any]) -> LifeRecord:
                     int(each["amount"]),
                     each["cause"],
                 )
-                for each in found["moments"]
+                for each in fields["moments"]
             ),
             parts=tuple(
                 LifePart(
@@ -94,9 +96,9 @@ def unpacked(found: Mapping[str, Any]) -> LifeRecord:
                     int(each["end_us"]),
                     each["worker_id"],
                 )
-                for each in found["parts"]
+                for each in fields["parts"]
             ),
-            num_dropped=int(found["num_dropped"]),
+            num_dropped=int(fields["num_dropped"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         message = f"this is no life of a request ({error!r}): its writer has another version"

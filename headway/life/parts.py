@@ -72,9 +72,9 @@ def parts_of(moments: Iterable[Moment], end: int) -> tuple[LifePart, ...]:
     ``moments`` are in order of time. Those outside the life count as at its nearer bound.
     """
     parts: list[LifePart] = []
-    told = tuple(moments)
+    timeline = tuple(moments)
     kind, worker_id, begin, has_computed = PartKind.SUBMISSION, "", 0, False
-    for moment in told:
+    for moment in timeline:
         following = _following(kind, worker_id, moment, has_computed=has_computed)
         has_computed = has_computed or following is PartKind.DECODE
         if following is None:
@@ -85,7 +85,7 @@ def parts_of(moments: Iterable[Moment], end: int) -> tuple[LifePart, ...]:
         if moment.kind is not MomentKind.ARRIVING:  # until it runs there, it is where it was
             worker_id = moment.worker_id if following not in _BEFORE_A_WORKER else ""
     _close(parts, LifePart(kind, begin, max(begin, end), worker_id))
-    chosen = [moment for moment in told if moment.kind is MomentKind.CHOSEN]
+    chosen = [moment for moment in timeline if moment.kind is MomentKind.CHOSEN]
     nexts = (*(part.worker_id for part in parts[1:]), "")
     return tuple(
         shorter

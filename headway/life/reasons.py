@@ -45,10 +45,10 @@ def reasons_of(life: LifeRecord) -> tuple[Reason, ...]:
     spent: Counter[PartKind] = Counter()
     for part in life.parts:
         spent[part.kind] += part.end - part.begin
-    found = [
+    reasons = [
         Reason(kind, microseconds / 1e6, *_WHY[kind](life)) for kind, microseconds in spent.items()
     ]
-    return tuple(sorted(found, key=lambda reason: (-reason.seconds, reason.kind.value)))
+    return tuple(sorted(reasons, key=lambda reason: (-reason.seconds, reason.kind.value)))
 
 
 Why = tuple[str, str]

@@ -87,11 +87,11 @@ class LifeRecord:
     @property
     def workers(self) -> tuple[str, ...]:
         """The workers that had it, in order, each once in a row."""
-        found: list[str] = []
+        workers: list[str] = []
         for part in self.parts:
-            if part.worker_id and part.worker_id not in found[-1:]:
-                found.append(part.worker_id)
-        return tuple(found)
+            if part.worker_id and part.worker_id not in workers[-1:]:
+                workers.append(part.worker_id)
+        return tuple(workers)
 
     @property
     def ttft(self) -> float | None:

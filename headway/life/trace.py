@@ -52,9 +52,9 @@ def trace_of(lives: Iterable[LifeRecord]) -> dict[str, Any]:
     for tid, life in enumerate(ordered, start=1):
         offset = round((life.arrival_at - origin) * 1e6)
         events += _request_track(life, tid, offset)
-        found = _stays(life, offset, num_flows)
-        num_flows += max(0, len(found) - 1)
-        stays += found
+        own_stays = _stays(life, offset, num_flows)
+        num_flows += max(0, len(own_stays) - 1)
+        stays += own_stays
     events += _worker_tracks(stays)
     return {
         "traceEvents": events,

@@ -79,17 +79,17 @@ def _registers(module: pkgutil.ModuleInfo) -> bool:
 
 
 def _registry() -> dict[str, Answers]:
-    found = {question: dict(loads) for question, loads in sorted(_folders().items())}
+    loaders = {question: dict(loads) for question, loads in sorted(_folders().items())}
     for entry in sorted(entry_points(group=_PACKAGE), key=lambda entry: entry.name):
         question, _, name = entry.name.partition(".")
-        if question not in found or not name or name in found[question]:
+        if question not in loaders or not name or name in loaders[question]:
             message = (
                 f"the entry point {entry.name!r} = {entry.value!r} of the group {_PACKAGE} must be "
-                f"QUESTION.NAME with a new name and a question of {', '.join(found)}"
+                f"QUESTION.NAME with a new name and a question of {', '.join(loaders)}"
             )
             raise HeadwayError(Code.INVALID_ARGUMENT, message)
-        found[question][name] = cache(entry.load)
-    return {question: Answers(loads) for question, loads in found.items()}
+        loaders[question][name] = cache(entry.load)
+    return {question: Answers(loads) for question, loads in loaders.items()}
 
 
 REGISTRY: Mapping[str, Answers] = MappingProxyType(_registry())

@@ -237,7 +237,7 @@ def autoscale(cluster: SimCluster) -> SimAutoscaler:
             raise invalid("instances", f"no {role.value}", "prefill and decode ones to autoscale")
     for role in (Role.CONVERTIBLE, Role.UNIFIED):
         kinds.setdefault(role, replace(kinds[Role.DECODE], role=role))
-    begun = [sum(n for kind, n in spec.instances if kind.role is role) for role in ROLES]
-    prefill, decode, convertible, together = (PoolLoad(num_ready=count) for count in begun)
+    counts = [sum(n for kind, n in spec.instances if kind.role is role) for role in ROLES]
+    prefill, decode, convertible, together = (PoolLoad(num_ready=count) for count in counts)
     policy.begin(Fleet(prefill, decode, convertible, together))
     return SimAutoscaler(cluster, policy, kinds, settings=spec.autoscaling.settings())

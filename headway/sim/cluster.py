@@ -350,8 +350,8 @@ class SimCluster:
 
     def life(self, request_id: str) -> LifeRecord | None:
         """Return a request's life, where the spec's gateways and workers write lives down."""
-        found = (core.lives.find(request_id, self.kernel.now) for core in self._gateway_cores)
-        return next((life for life in found if life is not None), None)
+        lives = (core.lives.find(request_id, self.kernel.now) for core in self._gateway_cores)
+        return next((life for life in lives if life is not None), None)
 
     @property
     def lives(self) -> Iterator[LifeRecord]:

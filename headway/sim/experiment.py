@@ -126,7 +126,7 @@ def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
     network, limits = conditions.network, conditions.limits
     round_trip = network.costs.report + network.costs.dispatch
     costs = _costs(conditions)
-    found = policy_settings(
+    settings = policy_settings(
         preset,
         costs,
         SchedulerSettings(
@@ -148,21 +148,21 @@ def cluster_spec(preset: Preset, conditions: Conditions) -> ClusterSpec:
             request_timeout=limits.request_timeout or 1e9,
         ),
     )
-    estimation = _estimation(found.estimation, conditions.predictor)
-    predicting = conditions.prediction_seconds if found.estimation.answer.simulated_as else 0.0
-    worker = found.worker
+    estimation = _estimation(settings.estimation, conditions.predictor)
+    predicting = conditions.prediction_seconds if settings.estimation.answer.simulated_as else 0.0
+    worker = settings.worker
     if predicting and estimation is not None:
         every = estimation.checked().interval
         worker = replace(worker, predict_every=every, max_steps=1)
     return ClusterSpec(
         instances=conditions.instances,
-        scheduler=found.scheduler,
+        scheduler=settings.scheduler,
         worker=worker,
         prediction_seconds=predicting,
-        batching=found.batching,
+        batching=settings.batching,
         estimation=estimation,
-        counted=found.estimation,
-        gateway=found.gateway,
+        counted=settings.estimation,
+        gateway=settings.gateway,
         scaling=_scaling(preset, costs, conditions.autoscaling),
         autoscaling=conditions.autoscaling or Autoscaling(),
         network=network,

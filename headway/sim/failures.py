@@ -77,8 +77,8 @@ def require_known(
 def _instance_ids(failures: Sequence[Failure], instances: Instances) -> list[str]:
     """Return the instances that there are at first, and those that may come for one that died."""
     roles = [kind.role.value for kind, count in instances for _ in range(count)]
-    found = [f"{role}-{number}" for number, role in enumerate(roles, start=1)]
+    initial = [f"{role}-{number}" for number, role in enumerate(roles, start=1)]
     back = [each.instance for each in failures if each.back_after is not None]
     ordered = sorted({name.rpartition("-")[0] for name in back})
-    numbers = range(len(found) + 1, len(found) + 1 + len(back))
-    return [*found, *(f"{role}-{number}" for number in numbers for role in ordered)]
+    numbers = range(len(initial) + 1, len(initial) + 1 + len(back))
+    return [*initial, *(f"{role}-{number}" for number in numbers for role in ordered)]

@@ -60,10 +60,10 @@ class Leaps(StepPasses):
         joining: list[Entry[Sequence]] = []
         for unit in self._state.units:
             unit.host.settle()
-            found = self._planner.joining(unit, clock, now=now)
-            if found is None:
+            entries = self._planner.joining(unit, clock, now=now)
+            if entries is None:
                 return None
-            joining += found
+            joining += entries
         clock.watch()
         clock.join(joining)
         if not len(clock):

@@ -49,17 +49,17 @@ class PassLog:
 
     def last(self, count: int, num_passes: int) -> list[Segment]:
         """Return the newest ``count`` tokens of the first ``num_passes`` passes."""
-        found: list[Segment] = []
+        segments: list[Segment] = []
         at = num_passes - self._num_dropped
         while count > 0:
             at -= 1
             segment, steps = self._passes[at]
             if segment.num_tokens > count:
                 segment = _segment(steps, segment.num_tokens, segment.num_tokens - count)
-            found.append(segment)
+            segments.append(segment)
             count -= segment.num_tokens
-        found.reverse()
-        return found
+        segments.reverse()
+        return segments
 
 
 def _segment(steps: Steps, num_steps: int, skipped: int) -> Segment:

@@ -107,10 +107,10 @@ class SimPlanner:
     def _perform(self, action: WorkerAction) -> None:
         """Compute what it plans; its worker's core reports the rest in its own words."""
         if isinstance(action, ForwardPass):
-            self._plan = self._shown(action) if self._shows_plans else None
+            self._plan = self._pass_plan(action) if self._shows_plans else None
             self.device.start(action)
 
-    def _shown(self, forward_pass: ForwardPass) -> PassPlan:
+    def _pass_plan(self, forward_pass: ForwardPass) -> PassPlan:
         computed = [Computed(i.key, i.start, len(i.token_ids)) for i in forward_pass.items]
         return PassPlan(self._num_added, tuple(computed), tuple(self._take_losses()))
 

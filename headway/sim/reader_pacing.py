@@ -45,13 +45,13 @@ def _replayed(
     pacing: Pacing, came_at: NDArray[np.float64], tpot: float | None
 ) -> NDArray[np.float64]:
     """Return what a pacer of this policy does, token by token."""
-    pace, shown = pacing.pace(tpot), list[float]()
+    pace, shown_at = pacing.pace(tpot), list[float]()
     for at in came_at.tolist():
         while (due_at := pace.due_at) is not None and due_at < at:
             count = pace.release(now=due_at)
             if not count:
                 break
-            shown += [due_at] * count
+            shown_at += [due_at] * count
         pace.arrived(1, now=at)
-        shown += [at] * pace.release(now=at)
-    return np.array(shown + [float(came_at[-1])] * (len(came_at) - len(shown)))
+        shown_at += [at] * pace.release(now=at)
+    return np.array(shown_at + [float(came_at[-1])] * (len(came_at) - len(shown_at)))

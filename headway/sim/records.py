@@ -81,11 +81,11 @@ class Record:
         """Return when the tokens from the ``first`` one on are shown to the client, (n,)."""
         if not self.segments:
             return np.empty(0)
-        shown = self._came_at()
+        shown_at = self._came_at()
         if self.pacing is not None:  # reasoning is not paced
             answer = self.num_reasoning_tokens
-            shown[answer:] = display_times(self.pacing, shown[answer:], self.reader_tpot)
-        return shown[first:]
+            shown_at[answer:] = display_times(self.pacing, shown_at[answer:], self.reader_tpot)
+        return shown_at[first:]
 
     def _came_at(self) -> NDArray[np.float64]:
         """Return when each token came to the gateway, (n,)."""

@@ -94,8 +94,8 @@ def load_scenario(
     scenario = _load(name_or_path, autoscales=autoscales)
     conditions = scenario.conditions
     if profile:
-        found = load_profile(profile)
-        instances = [(replace(each, profile=found), count) for each, count in conditions.instances]
+        loaded = load_profile(profile)
+        instances = [(replace(each, profile=loaded), count) for each, count in conditions.instances]
         conditions = replace(conditions, instances=instances)
     if planner:
         planned = [(replace(each, planner=planner), n) for each, n in conditions.instances]
@@ -213,9 +213,9 @@ def _predictor(table: Any, folder: Path) -> tuple[Mapping[str, object], float]:
     require_between(f"predictor.{_PREDICTING}", seconds, 0, _MOST_PREDICTING)
     rest = {key: value for key, value in table.items() if key in known}
     card = read_card(folder / str(table["card"])) if "card" in table else {}
-    found = {**card, **rest}
-    read(MeasuredOracleParams, found, "predictor")  # refuses what is out of range
-    return found, seconds
+    params = {**card, **rest}
+    read(MeasuredOracleParams, params, "predictor")  # refuses what is out of range
+    return params, seconds
 
 
 def _network(table: Any, folder: Path) -> NetworkParams:
@@ -224,9 +224,9 @@ def _network(table: Any, folder: Path) -> NetworkParams:
     if hops is None:
         return read(NetworkParams, table, "network")
     rest = {key: value for key, value in table.items() if key != "hops"}
-    found = load_hops(folder / hops) if isinstance(hops, str) else None
+    loaded = load_hops(folder / hops) if isinstance(hops, str) else None
     return replace(
-        read(NetworkParams, rest, "network"), hops=found or read(HopCosts, hops, "network.hops")
+        read(NetworkParams, rest, "network"), hops=loaded or read(HopCosts, hops, "network.hops")
     )
 
 

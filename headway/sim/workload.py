@@ -73,8 +73,8 @@ class Workload(Bounded):
     def service_of(self, request_id: str) -> ServiceClass | None:
         """Return the service class of a request's class, if that has one."""
         name = request_id.rpartition("-")[0]
-        found = (each.standing.service for each in self.classes if each.name == name)
-        return next(found, None)
+        services = (each.standing.service for each in self.classes if each.name == name)
+        return next(services, None)
 
     def load(self, seed: int) -> Iterable[SimRequest] | SessionLoad:
         """Return the requests by arrival, or sessions; the same seed gives the same ones."""
@@ -214,8 +214,8 @@ def _recorded(table: Mapping[str, Any], folder: Path) -> Recorded | None:
         given.append("process")
     if len(given) > 1:
         raise invalid("workload's keys", given, "one of these: each says when requests come")
-    found = _read_source(given[0], table, folder, whole=bool(window))
-    return found.between(*_window(table)) if window else found
+    source = _read_source(given[0], table, folder, whole=bool(window))
+    return source.between(*_window(table)) if window else source
 
 
 def _window(table: Mapping[str, Any]) -> tuple[float, float]:

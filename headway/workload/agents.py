@@ -221,12 +221,12 @@ class _Maker:
 
     def _children(self, held: int, ids: list[int]) -> tuple[int, ...]:
         rng, params = self.rng, self.params
-        found = []
+        children = []
         for _ in range(rng.randint(1, params.children)):
             inherited = (held, [*ids]) if rng.random() < params.inherits and held else None
             turns = rng.randint(1, 2 * params.child_turns - 1)
-            found.append(self.agent(None, turns=turns, inherited=inherited))
-        return tuple(found)
+            children.append(self.agent(None, turns=turns, inherited=inherited))
+        return tuple(children)
 
     def _cover(self, ids: list[int], length: int) -> None:
         """Have ids for so many tokens."""

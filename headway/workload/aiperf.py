@@ -63,7 +63,7 @@ class Conversations:
         name = record.get("session_id")
         if name is None:
             at = _milliseconds(record, "timestamp")
-            self._begun(f"request {len(self._conversations)}", at).turns.append(
+            self._conversation(f"request {len(self._conversations)}", at).turns.append(
                 SessionTurn(0.0, *_lengths(record), known)
             )
             return
@@ -88,9 +88,9 @@ class Conversations:
     def _named(self, name: object, record: Record) -> _Conversation:
         if not isinstance(name, str) or not name:
             raise BadValueError("session_id", name, "a text of at least one character")
-        return self._begun(f"conversation {name}", _milliseconds(record, "timestamp"))
+        return self._conversation(f"conversation {name}", _milliseconds(record, "timestamp"))
 
-    def _begun(self, name: str, at: float) -> _Conversation:
+    def _conversation(self, name: str, at: float) -> _Conversation:
         return self._conversations.setdefault(name, _Conversation(at))
 
     def _add(

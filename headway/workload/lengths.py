@@ -44,14 +44,14 @@ class Empirical:
 
 def empirical(values: Sequence[float], weights: Iterable[float] | None = None) -> Empirical:
     """``weights``: as many as values (n,), 0 or more, their sum over 0; without them all alike."""
-    found = [1.0] * len(values) if weights is None else [float(weight) for weight in weights]
-    if len(found) != len(values):
-        raise invalid("weights", len(found), f"as many as values ({len(values)})")
-    for name, numbers in (("values", values), ("weights", found)):
+    own_weights = [1.0] * len(values) if weights is None else [float(weight) for weight in weights]
+    if len(own_weights) != len(values):
+        raise invalid("weights", len(own_weights), f"as many as values ({len(values)})")
+    for name, numbers in (("values", values), ("weights", own_weights)):
         for number in numbers:
             if not 0 <= number < math.inf:
                 raise invalid(name, number, "finite numbers, 0 or more each")
-    kept = [(v, w) for v, w in zip(values, found, strict=True) if w]  # nothing of weight 0
+    kept = [(v, w) for v, w in zip(values, own_weights, strict=True) if w]  # nothing of weight 0
     if not kept:
         raise invalid("the sum of weights", 0, "over 0")
     return Empirical(tuple(v for v, _ in kept), tuple(accumulate(w for _, w in kept)))
@@ -177,8 +177,8 @@ def load_jointly(
     if not known or len(columns) not in (2, 3):
         limit = "the prompt's, the answer's and, between them, that of reasoning, if any"
         raise invalid(f"{name}.columns", columns, limit)
-    found = load_columns(folder / file, columns, where)
-    return lambda rng: rng.choice(found)
+    rows = load_columns(folder / file, columns, where)
+    return lambda rng: rng.choice(rows)
 
 
 def _refuse_others(name: str, table: Mapping[str, Any], needed: tuple[str, ...]) -> None:

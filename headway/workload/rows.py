@@ -87,9 +87,9 @@ def tokens(record: Record, field: str, least: int = 1) -> int:
 
 
 def _refusal(name: str, number: int, field: str, value: object, limit: str) -> HeadwayError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    message = f"{name}, line {number}: {field} is {shown}; it must be {limit}"
+    text = repr(value)
+    text = text if len(text) <= 80 else text[:77] + "..."
+    message = f"{name}, line {number}: {field} is {text}; it must be {limit}"
     return HeadwayError(Code.INVALID_ARGUMENT, message, param=field)
 
 
@@ -131,7 +131,7 @@ def _csv_records(
 
 def load_column(path: Path, column: str) -> list[float]:
     """A column of a CSV or of JSON lines, gzipped (.gz) or not; numbers, each 0 or more."""
-    found: list[float] = []
+    numbers: list[float] = []
     with open_text(path, "file") as lines:
         rows = read_rows(lines, str(path))
         if column not in rows.keys:
@@ -139,19 +139,19 @@ def load_column(path: Path, column: str) -> list[float]:
             raise rows.wrong(rows.number, BadValueError("the column", column, limit))
         for number, record in rows.records:
             try:
-                found.append(instant(record, column, "a number"))
+                numbers.append(instant(record, column, "a number"))
             except BadValueError as bad:
                 raise rows.wrong(number, bad) from None
-    if not found:
+    if not numbers:
         raise HeadwayError(Code.INVALID_ARGUMENT, f"{path} has a header and no rows")
-    return found
+    return numbers
 
 
 def load_columns(
     path: Path, columns: Sequence[str], where: Mapping[str, Any]
 ) -> list[tuple[int, ...]]:
     """Return these columns of the rows whose other columns have the values of ``where``, tokens."""
-    found: list[tuple[int, ...]] = []
+    lengths: list[tuple[int, ...]] = []
     with open_text(path, "file") as lines:
         rows = read_rows(lines, str(path))
         for column in (*columns, *where):
@@ -162,14 +162,14 @@ def load_columns(
             if any(str(record.get(key)) != str(value) for key, value in where.items()):
                 continue
             try:
-                found.append(tuple(tokens(record, column, least=0) for column in columns))
+                lengths.append(tuple(tokens(record, column, least=0) for column in columns))
             except BadValueError as bad:
                 raise rows.wrong(number, bad) from None
-    if not found:
+    if not lengths:
         wanted = ", ".join(f"{key} = {value}" for key, value in where.items())
         message = f"{path} has no row" + (f" with {wanted}" if wanted else "")
         raise HeadwayError(Code.INVALID_ARGUMENT, message)
-    return found
+    return lengths
 
 
 @contextmanager

@@ -115,8 +115,8 @@ class ServeGen:
                 yield self._lengths(client, at).row((at - start) / speed, rng)
 
     def _lengths(self, client: int, at: float) -> ClientLengths:
-        found = self.lengths[client]
-        return found[max(0, bisect_right(found, at, key=lambda each: each.starts_at) - 1)]
+        lengths = self.lengths[client]
+        return lengths[max(0, bisect_right(lengths, at, key=lambda each: each.starts_at) - 1)]
 
 
 # --- reading --------------------------------------------------------------------------
@@ -136,19 +136,19 @@ def load_servegen(rates: Path, lengths: Path) -> ServeGen:
 
 def read_rates(lines: Iterable[str], name: str) -> tuple[tuple[Window, ...], float]:
     """Windows in order, and how long each is: the least gap between two beginnings, s."""
-    rows, found = read_rows(lines, name), dict[tuple[float, int], tuple[float, str, float]]()
+    rows, arrivals = read_rows(lines, name), dict[tuple[float, int], tuple[float, str, float]]()
     _require_keys(rows, ("client", "window_start_s", "rate_rps", "iat_dist", "param1"))
     for number, record in rows.records:
         try:
             at, client = instant(record, "window_start_s", "seconds"), _client(record)
-            found[at, client] = _arrivals(record)
+            arrivals[at, client] = _arrivals(record)
         except BadValueError as bad:
             raise rows.wrong(number, bad) from None
-    starts = sorted({at for at, _ in found})
+    starts = sorted({at for at, _ in arrivals})
     length = min((after - at for at, after in pairwise(starts)), default=_DEFAULT_WINDOW)
     windows = tuple(
         Window(client, at, round(rate * length), gaps, shape)
-        for (at, client), (rate, gaps, shape) in sorted(found.items())
+        for (at, client), (rate, gaps, shape) in sorted(arrivals.items())
     )
     if not any(window.num_requests for window in windows):
         raise HeadwayError(Code.INVALID_ARGUMENT, f"{name} has no window with a request")
@@ -171,7 +171,7 @@ def _arrivals(record: Record) -> tuple[float, str, float]:
 
 def read_lengths(lines: Iterable[str], name: str) -> Mapping[int, tuple[ClientLengths, ...]]:
     """Return lengths by client and time, without windows that have empty histograms."""
-    rows, found = read_rows(lines, name), dict[int, list[ClientLengths]]()
+    rows, by_client = read_rows(lines, name), dict[int, list[ClientLengths]]()
     _require_keys(rows, ("client", "window_start_s", "input_tokens", "output_tokens"))
     for number, record in rows.records:
         try:
@@ -183,10 +183,10 @@ def read_lengths(lines: Iterable[str], name: str) -> Mapping[int, tuple[ClientLe
         except BadValueError as bad:
             raise rows.wrong(number, bad) from None
         if prompt and output:
-            found.setdefault(client, []).append(ClientLengths(at, prompt, output, ratio))
+            by_client.setdefault(client, []).append(ClientLengths(at, prompt, output, ratio))
     return {
         client: tuple(sorted(each, key=lambda lengths: lengths.starts_at))
-        for client, each in sorted(found.items())
+        for client, each in sorted(by_client.items())
     }
 
 

@@ -60,37 +60,37 @@ def roots_of(sessions: Sequence[Session]) -> Mapping[int, int]:
 
 def starts_of(sessions: Sequence[Session]) -> Mapping[int, float]:
     """Return when each session would start if answers took no time, seconds."""
-    found = {each.number: each.at for each in sessions if each.at is not None}
+    starts = {each.number: each.at for each in sessions if each.at is not None}
     by_number = {each.number: each for each in sessions}
-    waiting = list(found)
+    waiting = list(starts)
     for number in waiting:  # it grows: children have children
-        at = found[number]
+        at = starts[number]
         for place, turn in enumerate(by_number[number].turns):
             at += turn.pause if place else 0.0
-            found.update(dict.fromkeys(turn.children, at))
+            starts.update(dict.fromkeys(turn.children, at))
             waiting += turn.children
-    return found
+    return starts
 
 
 def first_of(sessions: Sequence[Session], num_sessions: int) -> list[Session]:
     """Return the first so many sessions that start by themselves, and all their children."""
     by_number = {each.number: each for each in sessions}
-    found = [each for each in sessions if each.at is not None][:num_sessions]
-    for each in found:  # it grows: children have children
-        found += [by_number[child] for turn in each.turns for child in turn.children]
-    return found
+    first_sessions = [each for each in sessions if each.at is not None][:num_sessions]
+    for each in first_sessions:  # it grows: children have children
+        first_sessions += [by_number[child] for turn in each.turns for child in turn.children]
+    return first_sessions
 
 
 def started(sessions: Sequence[Session], rate: float, rng: random.Random) -> list[Session]:
     """Return the sessions with Poisson starts, ``rate`` a second (inf: all at once)."""
     between = gaps("poisson", rate, rng)
-    at, found = 0.0, []
+    at, arrivals = 0.0, []
     for each in sessions:
         if each.at is not None:
             at += next(between)
             each = replace(each, at=at)
-        found.append(each)
-    return found
+        arrivals.append(each)
+    return arrivals
 
 
 def refuse_lost(sessions: Mapping[int, Session], name: str) -> None:

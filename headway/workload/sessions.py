@@ -37,13 +37,13 @@ def read_sessions(lines: Iterable[str], name: str) -> list[Session]:
     """Read sessions from the lines of a file called ``name``, in any of the formats."""
     rows = read_rows(lines, name)
     keys = set(rows.keys)
-    found: dict[int, Session] = {}
+    by_number: dict[int, Session] = {}
     conversations = Conversations()
     children: set[int] = set()
     for number, record in rows.records:
         try:
             if keys >= _OWN_KEYS or OURS in keys:
-                _add(found, children, record)
+                _add(by_number, children, record)
             elif keys >= TRACE_KEYS:
                 conversations.add_trace_row(record)
             elif keys >= MULTI_TURN_KEYS:
@@ -52,11 +52,11 @@ def read_sessions(lines: Iterable[str], name: str) -> list[Session]:
                 raise BadValueError("the row", rows.first, f"with {_KNOWN}")
         except BadValueError as bad:
             raise rows.wrong(number, bad) from None
-    found |= {each.number: each for each in conversations.sessions()}
-    if not found:
+    by_number |= {each.number: each for each in conversations.sessions()}
+    if not by_number:
         raise HeadwayError(Code.INVALID_ARGUMENT, f"{name} has no session; it must have one a line")
-    refuse_lost(found, name)
-    return list(found.values())
+    refuse_lost(by_number, name)
+    return list(by_number.values())
 
 
 _KNOWN = (
@@ -65,7 +65,7 @@ _KNOWN = (
 )
 
 
-def _add(found: dict[int, Session], children: set[int], record: Record) -> None:
+def _add(by_number: dict[int, Session], children: set[int], record: Record) -> None:
     """Add a line of our own; of rows for AIPerf, the first of a session holds it."""
     own = record.get(OURS, record if "turns" in record else None)
     if own is None:
@@ -74,11 +74,11 @@ def _add(found: dict[int, Session], children: set[int], record: Record) -> None:
         raise BadValueError(OURS, own, "a session")
     session = _session(own)
     named = [child for turn in session.turns for child in turn.children]
-    if session.number in found:
+    if session.number in by_number:
         raise BadValueError("session", session.number, "another session's number")
     if len({*named, *children}) < len(named) + len(children):
         raise BadValueError("children", named, "the children of one turn alone")
-    found[session.number] = session
+    by_number[session.number] = session
     children.update(named)
 
 

@@ -108,7 +108,7 @@ def load_trace(path: Path, most_rows: int | None = None) -> Trace:
 def read_trace(lines: Iterable[str], name: str, *, most_rows: int | None = None) -> Trace:
     """Return the first ``most_rows`` rows; HeadwayError for an unknown format or row."""
     source = read_rows(lines, name)
-    found, parse = _format(source)
+    format_name, parse = _format(source)
     rows: list[TraceRow] = []
     for number, record in source.records:
         if most_rows is not None and len(rows) >= most_rows:
@@ -121,8 +121,8 @@ def read_trace(lines: Iterable[str], name: str, *, most_rows: int | None = None)
             rows.append(row)
     if not rows:
         raise HeadwayError(Code.INVALID_ARGUMENT, f"{name} has a header and no rows")
-    step = _clock_step(rows) if found == "mooncake" else 0.0
-    return Trace(found, _from_zero(rows), step)
+    step = _clock_step(rows) if format_name == "mooncake" else 0.0
+    return Trace(format_name, _from_zero(rows), step)
 
 
 def _from_zero(rows: Iterable[TraceRow]) -> tuple[TraceRow, ...]:

@@ -187,13 +187,13 @@ class RoleChange(NamedTuple):
     num_instances: int
 
 
-def role_changes(found: Mapping[str, int], wanted: Mapping[str, int]) -> list[RoleChange]:
+def role_changes(counts: Mapping[str, int], wanted: Mapping[str, int]) -> list[RoleChange]:
     """Return the role changes from shrinking pools to growing ones.
 
-    ``found`` and ``wanted``: instances by role; a role missing from ``found`` does not change.
+    ``counts`` and ``wanted``: instances by role; a role missing from ``counts`` does not change.
     """
     over = {
-        role: found[role] - wanted.get(role, found[role]) for role in CHANGEABLE if role in found
+        role: counts[role] - wanted.get(role, counts[role]) for role in CHANGEABLE if role in counts
     }
     changes: list[RoleChange] = []
     for source in over:

@@ -83,12 +83,14 @@ class Suspects:
         was placed there again has seen one death, whatever the scheduler still says.
         """
         self._heard_at.pop(worker_id, None)
-        found = (self._requests.find(name) for name in self._unsure.pop(worker_id, []))
-        lost = [state for state in dict.fromkeys(found) if state is not None and state not in had]
+        candidates = (self._requests.find(name) for name in self._unsure.pop(worker_id, []))
+        lost = [
+            state for state in dict.fromkeys(candidates) if state is not None and state not in had
+        ]
         back = [state for state in lost if state.worker_id == worker_id]
-        told = [state for state in lost if state.worker_id != worker_id]
+        elsewhere = [state for state in lost if state.worker_id != worker_id]
         was_alone = len(had) + len(lost) == 1
-        guilty = self._count(told, worker_id, was_alone=was_alone, is_told=True)
+        guilty = self._count(elsewhere, worker_id, was_alone=was_alone, is_told=True)
         return guilty + self._count([*had, *back], worker_id, was_alone=was_alone, is_told=False)
 
     def has_lived_with(self, state: OpenRequest) -> bool:

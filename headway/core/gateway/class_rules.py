@@ -30,25 +30,25 @@ class ClassRules:
         another, INVALID_ARGUMENT for one that there is not.
         """
         classes, may = self._classes, {*allowed, own} - {""} if allowed else ()
-        found = classes.find(name or own or classes.default)
+        service_class = classes.find(name or own or classes.default)
         if name and may and name not in may:
             message = f"class is {name!r}; this key may ask for {', '.join(sorted(may))}"
             raise HeadwayError(Code.PERMISSION_DENIED, message, param="class")
         if not name:
-            found = self._nearest(found, priority, may)
-        return self._bounded(found, (own, *allowed))
+            service_class = self._nearest(service_class, priority, may)
+        return self._bounded(service_class, (own, *allowed))
 
     def _nearest(
-        self, found: ServiceClass | None, priority: int | None, may: Collection[str]
+        self, service: ServiceClass | None, priority: int | None, may: Collection[str]
     ) -> ServiceClass | None:
-        """Return the class of a priority, or ``found``, or the nearest to it that it may be."""
-        if priority is None and found is not None and may and found.name not in may:
-            priority = found.priority  # nobody asked for the file's default
-        return found if priority is None else self._classes.of_priority(priority, may)
+        """Return the class of a priority, or ``service``, or the nearest to it that it may be."""
+        if priority is None and service is not None and may and service.name not in may:
+            priority = service.priority  # nobody asked for the file's default
+        return service if priority is None else self._classes.of_priority(priority, may)
 
-    def _bounded(self, found: ServiceClass | None, given: Collection[str]) -> ServiceClass | None:
+    def _bounded(self, service: ServiceClass | None, given: Collection[str]) -> ServiceClass | None:
         """Return the class, with no longer a deadline than anybody may choose."""
         longest = self._longest
-        if found is None or found.deadline is None or longest is None or found.name in given:
-            return found
-        return replace(found, deadline=min(found.deadline, longest))
+        if service is None or service.deadline is None or longest is None or service.name in given:
+            return service
+        return replace(service, deadline=min(service.deadline, longest))

@@ -43,12 +43,12 @@ class Pacers:
         self,
         policy: Pacing,
         markers: Markers | None = None,
-        told: Callable[[str, int, float], None] = lambda request_id, num_paced, now: None,
+        on_end: Callable[[str, int, float], None] = lambda request_id, num_paced, now: None,
         own: Mapping[str, Markers] | None = None,
     ) -> None:
-        """``told`` hears of each stream that ends how many of its tokens were held."""
+        """``on_end`` hears of each stream that ends how many of its tokens were held."""
         self._policy = policy
-        self._told = told
+        self._on_end = on_end
         self._markers = markers or Markers()
         self._own = own or {}
         self._streams: dict[str, _Stream] = {}
@@ -90,7 +90,7 @@ class Pacers:
                 self._take(stream, delivery, going, now)
             if delivery.finish_reason is not None:
                 del self._streams[delivery.request_id]
-                self._told(delivery.request_id, stream.num_paced, now)
+                self._on_end(delivery.request_id, stream.num_paced, now)
             elif stream.armed_for is None:
                 self._arm(delivery.request_id, stream)
         return going

@@ -111,8 +111,8 @@ class Streams:
 
     def attempted(self, *keys: StreamKey) -> list[OpenRequest]:
         """Return those whose current attempt the scheduler may know by these keys."""
-        found = (self.requests.by_stream.get(key.stream_id) for key in keys)
-        return [state for state in found if state is not None and state.stage in _ATTEMPTED]
+        states = (self.requests.by_stream.get(key.stream_id) for key in keys)
+        return [state for state in states if state is not None and state.stage in _ATTEMPTED]
 
     def send(self, state: OpenRequest, now: float) -> None:
         """Hand it to the scheduler, at once or when the next one is connected."""

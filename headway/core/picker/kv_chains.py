@@ -43,14 +43,14 @@ class KvChains:
             block = self._blocks[stored.parent]
         else:
             return []
-        found: list[tuple[BlockHash, int]] = []
+        waypoints: list[tuple[BlockHash, int]] = []
         size = stored.block_size
         for n, name in enumerate(stored.hashes):
             token_ids = tuple(stored.token_ids[n * size : (n + 1) * size])
             block = _behind(block, token_ids)
             self._blocks[name] = block
-            found += block.waypoints
-        return found
+            waypoints += block.waypoints
+        return waypoints
 
     def names(self) -> list[tuple[BlockHash, int]]:
         """Return the names of all waypoints that it has, with their numbers."""

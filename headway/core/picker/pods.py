@@ -64,11 +64,11 @@ class PoolPods:
         if self.spec is None:
             return ()
         wanted = self.spec.labels.items()
-        found = {
+        endpoints = {
             (pod.ip, port)
             for pod in self._pods.values()
             if pod.ip and pod.is_ready and not pod.is_leaving
             if wanted and wanted <= (pod.labels or {}).items()
             for port in self.spec.ports
         }
-        return tuple(sorted(found))
+        return tuple(sorted(endpoints))

@@ -74,10 +74,10 @@ class CostMeter:
         info = self._info
         of_passes = Costs.of_passes(pass_time, info.chunk_tokens, info.num_units, 2 * swap)
         link = link_rate(measured.link_per_byte)
-        found = self.costs.updated([replace(of_passes, link_bytes_per_s=link)])
-        is_news = any(has_drifted(getattr(self.costs, f), getattr(found, f)) for f in _FIELDS)
+        updated = self.costs.updated([replace(of_passes, link_bytes_per_s=link)])
+        is_news = any(has_drifted(getattr(self.costs, f), getattr(updated, f)) for f in _FIELDS)
         if is_news:
-            self.costs, self.report, self._has_news = found, measured, True
+            self.costs, self.report, self._has_news = updated, measured, True
         return is_news
 
     @property
@@ -109,11 +109,11 @@ class CostMeter:
 
     def _adopt_decoding(self) -> bool:
         """Adopt the time of a decoded token, which only this worker reads, if it has drifted."""
-        found = self._decoding.seconds_per_token
+        measured = self._decoding.seconds_per_token
         used = self.costs.decode_per_token
-        if not (self._fit.knows_decode and has_drifted(used, found)):
+        if not (self._fit.knows_decode and has_drifted(used, measured)):
             return False
-        self.costs = self.costs.updated([Costs(decode_per_token=found)])
+        self.costs = self.costs.updated([Costs(decode_per_token=measured)])
         return True
 
     def _known(self) -> PassTime:
@@ -129,8 +129,8 @@ class CostMeter:
         return min(measured or 0.0, MAX_COST / 2)
 
 
-def has_drifted(used: float, found: float) -> bool:
+def has_drifted(used: float, measured: float) -> bool:
     """Return whether a measured number differs from the one in use by a quarter."""
-    if used == found or used == 0.0 or found == 0.0:
-        return used != found
-    return not 1 / _DRIFT < found / used < _DRIFT
+    if used == measured or used == 0.0 or measured == 0.0:
+        return used != measured
+    return not 1 / _DRIFT < measured / used < _DRIFT

@@ -120,11 +120,11 @@ class Flight:
 
     def _reading(self, state: WorkerState) -> dict[StreamKey, Sequence]:
         """Return the requests that read cached prefixes from host memory in it."""
-        found = [state.find(swap.key) for swap in self.forward_pass.swapped_in]
+        sequences = [state.find(swap.key) for swap in self.forward_pass.swapped_in]
         units = state.units
         return {
             sequence.key: sequence
-            for sequence in found
+            for sequence in sequences
             if sequence is not None and units[sequence.unit].host.prefixes.is_read_by(sequence.key)
         }
 

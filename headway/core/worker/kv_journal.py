@@ -53,6 +53,6 @@ class KvJournal:
         self._settle()
         if not self._changes:
             return None
-        told = TellKv(self._unit, self._block_size, tuple(self._changes))
+        changes = TellKv(self._unit, self._block_size, tuple(self._changes))
         self._changes.clear()
-        return told
+        return changes

@@ -223,13 +223,13 @@ class PlanningEngineCore:
         self, event: LeaderConnected | WantedReports, actions: list[PlanningAction]
     ) -> None:
         """Greet a leader, or report what it reads from now on."""
-        found: list[Snapshot | LoadReport | None]
+        reports: list[Snapshot | LoadReport | None]
         if isinstance(event, WantedReports):
-            found = [self._reports.want(event)]
+            reports = [self._reports.want(event)]
         else:
             self._state.fencing_token = event.fencing_token
-            found = [*self._reports.greet(event.wants)]
-        actions += [each for each in found if each is not None]
+            reports = [*self._reports.greet(event.wants)]
+        actions += [each for each in reports if each is not None]
 
     def _on_dispatch(self, dispatch: Dispatch, actions: list[PlanningAction]) -> None:
         actions.append(Accepted(dispatch.dispatch_id))

@@ -102,7 +102,7 @@ class WorkerState:
     def tell_kv(self) -> list[TellKv]:
         """Return what has changed in prefix caches since the last call, where that is told."""
         journals = [unit.journal for unit in self.units if unit.journal is not None]
-        return [told for journal in journals if (told := journal.take()) is not None]
+        return [changes for journal in journals if (changes := journal.take()) is not None]
 
     def catch_up(self) -> None:
         """Let every request's own state be as of the end of the last pass."""

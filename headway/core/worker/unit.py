@@ -402,8 +402,8 @@ class WorkerUnit:
 
     def _beginnings(self, cached: Iterable[tuple[BlockHash, int]], most: int) -> CachedPrefixes:
         """Return those that end at waypoints, of names with their ends in tokens."""
-        found = ((name, num_waypoints(end), end) for name, end in cached)
-        named = [(name, number) for name, number, end in found if waypoint(number) == end]
+        numbered = ((name, num_waypoints(end), end) for name, end in cached)
+        named = [(name, number) for name, number, end in numbered if waypoint(number) == end]
         kept = named[max(0, len(named) - most) :]
         return CachedPrefixes(self.unit, tuple(n for n, _ in kept), tuple(n for _, n in kept))
 

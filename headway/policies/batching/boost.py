@@ -117,14 +117,14 @@ class Boosted(Batching, CostReader):
 
     def learn(self, costs: Costs) -> None:
         """Take τ_p and τ_d; all ranks change with them."""
-        found = tuple(
+        constants = tuple(
             Constant(name, getattr(costs, field), costs.source_of(field))
             if getattr(costs, field) and not self._given
             else None
             for name, field in _TIMES
         )
-        if found != (self._per_prompt, self._per_output):
-            self._per_prompt, self._per_output = found
+        if constants != (self._per_prompt, self._per_output):
+            self._per_prompt, self._per_output = constants
             self._epoch += 1
 
     def constants(self) -> Sequence[Constant]:

@@ -124,12 +124,12 @@ class GammaAda:
             return False
         times = self._times[: min(self._num_seen, len(self._times))]
         is_wait = params.fit == WAITS
-        found = decay_rate(times) if is_wait else tail_slope(times, params.num_points)
-        if found is None:
+        slope = decay_rate(times) if is_wait else tail_slope(times, params.num_points)
+        if slope is None:
             return False
         at = min(max(self.gamma, params.least), params.most)
         weight = params.smoothing if self._has_fitted else 1.0
         self._has_fitted = True
-        smoothed = exp(log(at) + weight * (log(found) - log(at)))
+        smoothed = exp(log(at) + weight * (log(slope) - log(at)))
         self.gamma = min(max(smoothed, params.least), params.most)
         return True

@@ -110,26 +110,26 @@ class Headway(Batching, CostReader):
         """Take the time of a prompt token; ranks of prompts change with it."""
         self._lag.learn(costs)
         seconds, name = costs.prefill_per_token, "prefill_per_token"
-        found = Constant("prompt token", seconds, costs.source_of(name)) if seconds else None
-        if found != self._per_prompt:
-            self._per_prompt = found
+        per_prompt = Constant("prompt token", seconds, costs.source_of(name)) if seconds else None
+        if per_prompt != self._per_prompt:
+            self._per_prompt = per_prompt
             self._epoch += 1
 
     def constants(self) -> Sequence[Constant]:
         """Return the time of a prompt token where it is known, T, and what T follows from."""
         params, lag = self._params, self._lag
-        found = [] if self._per_prompt is None else [self._per_prompt]
+        constants = [] if self._per_prompt is None else [self._per_prompt]
         if params.unread_wait is not None:
-            found.append(Constant(UNREAD_WAIT, params.unread_wait, Source.GIVEN))
+            constants.append(Constant(UNREAD_WAIT, params.unread_wait, Source.GIVEN))
         elif (measured := self._measured_wait) is not None:
-            found.append(Constant(UNREAD_WAIT, measured, Source.MEASURED))
+            constants.append(Constant(UNREAD_WAIT, measured, Source.MEASURED))
         else:
-            found.append(Constant(UNREAD_WAIT, params.promise, Source.PROMISE))
+            constants.append(Constant(UNREAD_WAIT, params.promise, Source.PROMISE))
         if lag.seconds is not None:
-            found.append(Constant(READER_LAG, lag.seconds, Source.MEASURED))
-            found.append(Constant(READERS_SHARE, lag.readers_share, Source.MEASURED))
-            found.append(Constant(WAIT, lag.wait, Source.MEASURED))
-        return found
+            constants.append(Constant(READER_LAG, lag.seconds, Source.MEASURED))
+            constants.append(Constant(READERS_SHARE, lag.readers_share, Source.MEASURED))
+            constants.append(Constant(WAIT, lag.wait, Source.MEASURED))
+        return constants
 
     @property
     def epoch(self) -> int:

@@ -57,9 +57,9 @@ class Qoserve(Batching, CostReader):
     def learn(self, costs: Costs) -> None:
         """Take the time of a prompt token: who is too late follows from it."""
         seconds, name = costs.prefill_per_token, "prefill_per_token"
-        found = Constant("prompt token", seconds, costs.source_of(name)) if seconds else None
-        if found != self._per_prompt:
-            self._per_prompt = found
+        per_prompt = Constant("prompt token", seconds, costs.source_of(name)) if seconds else None
+        if per_prompt != self._per_prompt:
+            self._per_prompt = per_prompt
             self._epoch += 1
 
     def constants(self) -> Sequence[Constant]:

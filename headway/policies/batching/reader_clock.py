@@ -91,9 +91,9 @@ class ReaderClocks:
         else:
             until_tokens = candidate.attained_tokens + self.tokens_left(candidate)
             until_at = max(candidate.in_hand_until - params.critical_slack, now + _SOON)
-        found = ReaderClock(until_at == inf, candidate.in_hand_until, until_tokens, until_at)
-        self._clocks[candidate.key] = found
-        return found
+        reader_clock = ReaderClock(until_at == inf, candidate.in_hand_until, until_tokens, until_at)
+        self._clocks[candidate.key] = reader_clock
+        return reader_clock
 
     def tokens_left(self, candidate: Candidate) -> int:
         """Return the output tokens until the next quantum."""

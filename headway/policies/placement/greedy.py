@@ -241,11 +241,11 @@ def _place_one(
             best = entry
         elif masked is None or entry[:2] < masked[:2]:
             masked = entry
-    found = best or masked
-    if found is None:
+    choice = best or masked
+    if choice is None:
         return []
-    found[2].take(request)
-    return [Choice(request, found[1], found[0])]
+    choice[2].take(request)
+    return [Choice(request, choice[1], choice[0])]
 
 
 def _take_best(

@@ -111,19 +111,19 @@ class UnitTable(Sequence[DecodeUnit]):
         return self._ascending(_kv_tokens)
 
     def _ascending(self, read: Callable[[DecodeUnit], int]) -> list[int]:
-        found = self._sorted.get(read)
-        if found is None:
-            found = self._sorted[read] = _Sorted(read, self._units)
-        return found.values
+        ordered = self._sorted.get(read)
+        if ordered is None:
+            ordered = self._sorted[read] = _Sorted(read, self._units)
+        return ordered.values
 
     def ranking(self, score: Score) -> Ranking:
         """Return the units in the order of a score that reads the unit alone."""
-        found = self._rankings.get(score)
-        if found is None:
+        ranking = self._rankings.get(score)
+        if ranking is None:
             if len(self._rankings) >= _MOST_RANKINGS:
                 del self._rankings[next(iter(self._rankings))]
-            found = self._rankings[score] = Ranking(score, self._units)
-        return found
+            ranking = self._rankings[score] = Ranking(score, self._units)
+        return ranking
 
     @property
     def loads_ahead(self) -> Floats | None:

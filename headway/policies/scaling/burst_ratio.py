@@ -45,10 +45,10 @@ class BurstRatio:
         self._seconds += seconds if rates.input_tokens_per_s > 0 else 0.0
         if self._seconds < _LEAST_SECONDS:
             return False
-        found, used = min(self._burst / self._all, 1.0), self.constant
-        if used.source is Source.MEASURED and not _has_drifted(used.value, found):
+        ratio, used = min(self._burst / self._all, 1.0), self.constant
+        if used.source is Source.MEASURED and not _has_drifted(used.value, ratio):
             return False
-        self.constant = Constant(used.name, found, Source.MEASURED)
+        self.constant = Constant(used.name, ratio, Source.MEASURED)
         return True
 
 
@@ -91,7 +91,7 @@ class Convertibles:
         self._needed.add(needed, now=now)
 
 
-def _has_drifted(used: float, found: float) -> bool:
-    if used == 0.0 or found == 0.0:
-        return used != found
-    return not 1 / _DRIFT < found / used < _DRIFT
+def _has_drifted(used: float, measured: float) -> bool:
+    if used == 0.0 or measured == 0.0:
+        return used != measured
+    return not 1 / _DRIFT < measured / used < _DRIFT

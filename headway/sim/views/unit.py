@@ -328,14 +328,14 @@ class Unit:
 
     def reached(self, num_steps: int) -> list[tuple[ViewRequest, int]]:
         """Return who draws the first answering token within so many steps, and in which one."""
-        found, marks, clock = list[tuple[ViewRequest, int]](), self.marks, self.clock
+        draws, marks, clock = list[tuple[ViewRequest, int]](), self.marks, self.clock
         while marks and marks[0][0] <= clock + num_steps:
             at, _, job = heappop(marks)
             if job.unit is not self or not job.in_clock:
                 continue
             if job.since + job.request.num_reasoning_tokens + 1 - job.done == at:
-                found.append((job, at - clock))
-        return found
+                draws.append((job, at - clock))
+        return draws
 
     @property
     def has_reasoned(self) -> bool:
