@@ -75,27 +75,27 @@ class Steering:
             await asyncio.sleep(self._interval)
 
     async def _step(self) -> None:
-        found = await self._actuator.ordered()
-        self._post(_report(found))
+        counts = await self._actuator.ordered()
+        self._post(_report(counts))
         starts = await self._actuator.starts()
         if starts is not None:
             self._post(starts)
         decided = self._newest()
         if decided is None:
             return
-        wanted = {role: getattr(decided.targets, f"num_{role}", found[role]) for role in found}
-        there = await self._change_roles(found, wanted) if self._changes_roles else dict(found)
+        wanted = {role: getattr(decided.targets, f"num_{role}", counts[role]) for role in counts}
+        there = await self._change_roles(counts, wanted) if self._changes_roles else dict(counts)
         for role, number in wanted.items():
             if number != there[role]:
                 self._log.info("scaling", role=role, before=there[role], after=number)
                 await self._actuator.scale(role, number)
 
     async def _change_roles(
-        self, found: Mapping[str, int], wanted: Mapping[str, int]
+        self, counts: Mapping[str, int], wanted: Mapping[str, int]
     ) -> dict[str, int]:
         """Change roles before draining or starting instances; return what is ordered afterwards."""
-        there = dict(found)
-        for source, target, number in role_changes(found, wanted):
+        there = dict(counts)
+        for source, target, number in role_changes(counts, wanted):
             num_changed = await self._actuator.change_role(source, target, number)
             if num_changed:
                 self._log.info("roles_changed", before=source, after=target, number=num_changed)
@@ -110,5 +110,5 @@ class Steering:
         self._reached = False
 
 
-def _report(found: Mapping[str, int]) -> OrderedReport:
-    return OrderedReport(**{f"num_{role}": found.get(role) for role in ROLES})
+def _report(counts: Mapping[str, int]) -> OrderedReport:
+    return OrderedReport(**{f"num_{role}": counts.get(role) for role in ROLES})

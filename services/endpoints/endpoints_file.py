@@ -121,12 +121,12 @@ async def resolve(
 
     ``pods``: the addresses and ports of a pool's pods.
     """
-    found: dict[str, Listed] = {}
+    by_address: dict[str, Listed] = {}
     for entry in entries:
         for ip, port in pods(entry.pool) if entry.pool else await _look_up(entry.address):
             listed = _listed(entry, f"[{ip}]" if ":" in ip else ip, port)
-            found.setdefault(listed.info.address, listed)
-    return [found[address] for address in sorted(found)]
+            by_address.setdefault(listed.info.address, listed)
+    return [by_address[address] for address in sorted(by_address)]
 
 
 async def _look_up(address: str) -> list[tuple[str, int]]:
@@ -140,9 +140,9 @@ async def _addresses(host: str) -> list[str]:
     except ValueError:
         loop = asyncio.get_running_loop()
         infos = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        found = {str(info[4][0]) for info in infos}
-        v4 = {ip for ip in found if ":" not in ip}
-        return sorted(v4 or found)  # of one host in both families, once
+        addresses = {str(info[4][0]) for info in infos}
+        v4 = {ip for ip in addresses if ":" not in ip}
+        return sorted(v4 or addresses)  # of one host in both families, once
 
 
 def _listed(entry: EndpointEntry, ip: str, port: int) -> Listed:

@@ -145,11 +145,11 @@ class EndpointPool:
         """Watch what is listed and new; forget what is listed no longer."""
         await self._watch_pools()
         try:
-            found = await resolve(self._entries, lambda pool: self._pools[pool].endpoints)
+            resolved = await resolve(self._entries, lambda pool: self._pools[pool].endpoints)
         except OSError as error:
             self._log.error("endpoints_unchanged", reason=f"a name cannot be looked up: {error}")
             return
-        listed = {each.info.address: each for each in (*self._fixed, *found)}
+        listed = {each.info.address: each for each in (*self._fixed, *resolved)}
         for address, watcher in list(self._watchers.items()):
             if listed.get(address) != watcher.listed:
                 del self._watchers[address]

@@ -60,12 +60,12 @@ class PoolWatch:
 
     async def _watch_pool(self) -> None:
         only = {"field_selector": f"metadata.name={self._name}"}
-        async for change, found in self._follow(self._all_pools, only):
+        async for change, pool in self._follow(self._all_pools, only):
             if change == "LIST":
-                found = next((each for each in found if _name_of(each) == self._name), None)
-                if found is None:
+                pool = next((each for each in pool if _name_of(each) == self._name), None)
+                if pool is None:
                     self._log.warning("no_inference_pool", pool=self._name)
-            spec = None if change == "DELETED" or found is None else pool_spec(found)
+            spec = None if change == "DELETED" or pool is None else pool_spec(pool)
             if self._pods.pool_is(spec):
                 await self._watch_other_pods()
             self._changed()
@@ -81,14 +81,14 @@ class PoolWatch:
             self._watching_pods = essential(watching, f"pods of {self._name}")
 
     async def _watch_pods(self, selector: str) -> None:
-        async for change, found in self._follow(self._all_pods, {"label_selector": selector}):
+        async for change, pods in self._follow(self._all_pods, {"label_selector": selector}):
             before = self._pods.endpoints
             if change == "LIST":
-                self._pods.listed(map(pod_facts, found))
+                self._pods.listed(map(pod_facts, pods))
             elif change == "DELETED":
-                self._pods.gone(_name_of(found))
+                self._pods.gone(_name_of(pods))
             else:
-                self._pods.changed(pod_facts(found))
+                self._pods.changed(pod_facts(pods))
             if self._pods.endpoints != before:
                 self._changed()
 
@@ -127,10 +127,10 @@ class PoolWatch:
                     version = str(reply["metadata"]["resourceVersion"])
                     yield "LIST", reply.get("items") or []
                 async with aclosing(self._watch(ask, query, version)) as changes:
-                    async for change, found in changes:
-                        version, pause = str(found["metadata"]["resourceVersion"]), _PAUSES[0]
+                    async for change, changed in changes:
+                        version, pause = str(changed["metadata"]["resourceVersion"]), _PAUSES[0]
                         if change != "BOOKMARK":
-                            yield change, found
+                            yield change, changed
                 continue
             except ApiException as error:
                 reason, is_gone = f"{error.status} {error.reason}", error.status == 410
@@ -149,10 +149,10 @@ class PoolWatch:
         from kubernetes_asyncio.client.exceptions import ApiException
 
         async with await ask(**query, _preload_content=False, _request_timeout=_PATIENCE) as reply:
-            found = await reply.json()
+            body = await reply.json()
             if reply.status != 200:
-                raise ApiException(status=reply.status, reason=found.get("message"))
-            return found
+                raise ApiException(status=reply.status, reason=body.get("message"))
+            return body
 
     @staticmethod
     async def _watch(
@@ -192,5 +192,5 @@ def pod_facts(pod: Mapping[str, Any]) -> PodFacts:
     )
 
 
-def _name_of(found: Mapping[str, Any]) -> str:
-    return str(found["metadata"]["name"])
+def _name_of(resource: Mapping[str, Any]) -> str:
+    return str(resource["metadata"]["name"])

@@ -64,14 +64,14 @@ def key_line(
     """Return a key's line in a key file, with options such as ``tenant``."""
     line = f"{name}:{hashlib.sha256(key.encode()).hexdigest()}{':operator' if operator else ''}"
     line += "".join(f":{option}={value}" for option, value in (options or {}).items())
-    found = _LINE.fullmatch(line)
-    if found is None:
+    match = _LINE.fullmatch(line)
+    if match is None:
         message = (
             f"key name {name!r} and options must be 1 to 64 letters, digits, dots, dashes or "
             "underscores; classes are such names with commas between them"
         )
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="name")
-    _key_of(found)
+    _key_of(match)
     return line
 
 
@@ -143,8 +143,8 @@ class KeyRing:
             message = "no API key was given; send it as `Authorization: Bearer <key>`"
             message += " (to /v1/messages also as x-api-key)"
             raise HeadwayError(Code.UNAUTHENTICATED, message)
-        shown = hashlib.sha256(key.strip().encode("utf-8", "replace")).digest()
-        matches = [n for n, k in self._keys.items() if hmac.compare_digest(shown, k.digest)]
+        digest = hashlib.sha256(key.strip().encode("utf-8", "replace")).digest()
+        matches = [n for n, k in self._keys.items() if hmac.compare_digest(digest, k.digest)]
         if not matches:
             message = "the API key is not known here; check it, or ask the operator for one"
             raise HeadwayError(Code.UNAUTHENTICATED, message)
@@ -196,8 +196,8 @@ class KeyRing:
         if not end:
             tail = request_id.partition("-")[2]
             drawn, rest = tail[:16], tail[16:]
-        mark, shown = self._mark(name, drawn), rest[:16].encode("utf-8", "replace")
-        if self.is_operator(name) or hmac.compare_digest(shown, mark.encode()):
+        mark, sent_mark = self._mark(name, drawn), rest[:16].encode("utf-8", "replace")
+        if self.is_operator(name) or hmac.compare_digest(sent_mark, mark.encode()):
             return
         message = "only the key that sent a request, or an operator's, may ask about it"
         raise HeadwayError(Code.PERMISSION_DENIED, message)
@@ -272,8 +272,8 @@ def _whole(name: str, value: str) -> int:
 
 
 def _state_of(file: Path) -> tuple[int, ...]:
-    found = file.stat()
-    return found.st_mtime_ns, found.st_ino, found.st_size, found.st_mode
+    status = file.stat()
+    return status.st_mtime_ns, status.st_ino, status.st_size, status.st_mode
 
 
 def _read_keys(file: Path) -> Mapping[str, Key]:
@@ -284,18 +284,18 @@ def _read_keys(file: Path) -> Mapping[str, Key]:
         line = line.strip()
         if not line or line.startswith("#"):
             continue
-        found = _LINE.fullmatch(line)
-        if found is None:
+        match = _LINE.fullmatch(line)
+        if match is None:
             message = f"{file}, line {number}: want name:sha256hex, as `headway key` prints it"
             raise HeadwayError(Code.INVALID_ARGUMENT, message)
-        if found["name"] in keys:
+        if match["name"] in keys:
             message = (
-                f"{file}, line {number}: there is a key {found['name']} already; give this one a "
+                f"{file}, line {number}: there is a key {match['name']} already; give this one a "
                 "name of its own, and the same tenant"
             )
             raise HeadwayError(Code.INVALID_ARGUMENT, message)
         try:
-            keys[found["name"]] = _key_of(found)
+            keys[match["name"]] = _key_of(match)
         except HeadwayError as error:
             message = f"{file}, line {number}: {error.message}"
             raise HeadwayError(Code.INVALID_ARGUMENT, message) from error

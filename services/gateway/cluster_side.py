@@ -157,5 +157,5 @@ class ClusterSide:
             members = await self._store.members("worker")
         except HeadwayError:
             return ""
-        found = (m.detail.get(NONCE_DIGEST, "") for m in members if m.member_id == worker_id)
-        return next(found, "")
+        digests = (m.detail.get(NONCE_DIGEST, "") for m in members if m.member_id == worker_id)
+        return next(digests, "")

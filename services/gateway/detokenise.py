@@ -36,9 +36,9 @@ class TokenBytes(dict[int, bytes]):
 
     def __missing__(self, token_id: int) -> bytes:
         added = self._added.get(token_id)
-        found = b"" if added is not None and added.special else self.raw(token_id)
-        self[token_id] = found
-        return found
+        text = b"" if added is not None and added.special else self.raw(token_id)
+        self[token_id] = text
+        return text
 
     def raw(self, token_id: int) -> bytes:
         """Return the bytes of any token, special ones too, as the ByteLevel decoder finds them."""
@@ -103,29 +103,29 @@ class WindowDetokeniser:
         return self._show(self._tokenizer.decode(self._ids))
 
     def _show(self, text: str) -> str:
-        shown = len(self._prefix)
+        num_shown = len(self._prefix)
         del self._ids[: self._num_shown]
         self._num_shown = len(self._ids)
         self._prefix = self._tokenizer.decode(self._ids)
-        return text[shown:]
+        return text[num_shown:]
 
 
 class ShownTokens:
     """A detokeniser that shows some special tokens, by id, as their text."""
 
-    __slots__ = ("_plain", "_shown")
+    __slots__ = ("_plain", "_texts")
 
-    def __init__(self, plain: Detokeniser, shown: Mapping[int, str]) -> None:
+    def __init__(self, plain: Detokeniser, texts: Mapping[int, str]) -> None:
         self._plain = plain
-        self._shown = shown
+        self._texts = texts
 
     def shows(self, token_id: int) -> bool:
         """Return whether it is a special token that is shown."""
-        return token_id in self._shown
+        return token_id in self._texts
 
     def push(self, token_id: int) -> str:
         """Take a token; return the text that is certain now."""
-        text = self._shown.get(token_id)
+        text = self._texts.get(token_id)
         return self._plain.push(token_id) if text is None else self._plain.flush() + text
 
     def flush(self) -> str:

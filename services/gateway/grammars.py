@@ -134,8 +134,8 @@ class GrammarChecker:
                     raise _refusal(grammar.param, first_line(matcher.get_error()))
                 break
             instants.append(self._clock())
-            found = np.flatnonzero(mask)
-            goes_on = found[found != tokenizer.eos_token]
+            token_ids = np.flatnonzero(mask)
+            goes_on = token_ids[token_ids != tokenizer.eos_token]
             if not len(goes_on) or matcher.is_stopped():
                 break
             matcher.consume_token(int(goes_on[0]))

@@ -167,9 +167,9 @@ class Inference:
             raise invalid("model_version", request.model_version, f"{VERSION}, or left out")
         for wanted in request.outputs:
             if wanted.name not in OUTPUTS or wanted.parameters:
-                shown = wanted.name if wanted.name not in OUTPUTS else dict(wanted.parameters)
+                refused = wanted.name if wanted.name not in OUTPUTS else dict(wanted.parameters)
                 limit = f"one of {', '.join(OUTPUTS)}, without parameters"
-                raise invalid("outputs", shown, limit)
+                raise invalid("outputs", refused, limit)
         names = tuple(dict.fromkeys(wanted.name for wanted in request.outputs))
         return cls(_read_call(request), request, names or OUTPUTS)
 
@@ -177,24 +177,24 @@ class Inference:
         self, reply: gateway_pb2.GenerateReply, request_id: str
     ) -> inference_pb2.ModelInferResponse:
         """Return a reply in the contract's words; texts are raw where the request's was."""
-        found = inference_pb2.ModelInferResponse(
+        response = inference_pb2.ModelInferResponse(
             model_name=self.call.model, model_version=VERSION, id=self.request.id
         )
         for name in self.outputs:
             text = (reply.text if name == OUTPUT else reply.reasoning_text).encode()
-            tensor = found.outputs.add(name=name, datatype="BYTES", shape=[1])
+            tensor = response.outputs.add(name=name, datatype="BYTES", shape=[1])
             if self.request.raw_input_contents:
-                found.raw_output_contents.append(_length(text) + text)
+                response.raw_output_contents.append(_length(text) + text)
             else:
                 tensor.contents.bytes_contents.append(text)
         if reply.finish_reason:
-            said, usage = found.parameters, reply.usage
+            said, usage = response.parameters, reply.usage
             said["request_id"].string_param = request_id
             said["finish_reason"].string_param = _ENDS[reply.finish_reason]
             said["prompt_tokens"].int64_param = usage.prompt_tokens
             said["completion_tokens"].int64_param = usage.completion_tokens
             said["reasoning_tokens"].int64_param = usage.reasoning_tokens
-        return found
+        return response
 
 
 def _read_call(request: inference_pb2.ModelInferRequest) -> gateway_pb2.GenerateRequest:

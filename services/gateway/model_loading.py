@@ -51,10 +51,10 @@ def core_settings(config: GatewayConfig, models: ServedModels) -> GatewaySetting
     """Return the settings of the gateway's core; HeadwayError for policies that there are not."""
     own = {model.name: _of_model(model) for model in models}
     if models.only:  # one model's limits are the gateway's
-        told = GatewaySettings(**asdict(own[models.only]))
+        settings = GatewaySettings(**asdict(own[models.only]))
     else:
-        told = GatewaySettings(models=own)
-    return config.policies(told).gateway
+        settings = GatewaySettings(models=own)
+    return config.policies(settings).gateway
 
 
 def _of_model(model: ServedModel) -> ModelSettings:

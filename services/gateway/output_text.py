@@ -42,18 +42,18 @@ class StopScanner:
         self._stops = stops
         self._keeps = keeps
         self._held = ""
-        self.found = ""
+        self.stop = ""
         """The stop string that was found."""
 
     def push(self, text: str) -> str:
         """Take more text; return what certainly lies before any stop string."""
-        if self.found:
+        if self.stop:
             return ""
         text = self._held + text
         places = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
         if places:
             place, stop = min(places)
-            self.found, self._held = stop, ""
+            self.stop, self._held = stop, ""
             return text[: place + len(stop) * self._keeps]
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
@@ -125,7 +125,7 @@ class OutputText:
     @property
     def stop(self) -> str:
         """The stop string that was found, "" before."""
-        return "" if self._scanner is None else self._scanner.found
+        return "" if self._scanner is None else self._scanner.stop
 
     def push(self, token_id: int, *, ends: bool = False) -> Piece:
         """Take one more token; return the text that may be shown now.
@@ -230,9 +230,9 @@ class OutputText:
             text = text.lstrip("\n")
             self._at_start = not text
         text = self._held_newlines + text
-        shown = text.rstrip("\n")
-        self._held_newlines = text[len(shown) :]
-        return shown
+        trimmed = text.rstrip("\n")
+        self._held_newlines = text[len(trimmed) :]
+        return trimmed
 
 
 def _overlap(text: str, stop: str) -> int:

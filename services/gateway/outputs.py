@@ -150,11 +150,11 @@ class Output:
         self._reply.show(self, rest, end)
         return end
 
-    def _take_prompt(self, found: TokenLogprobs | None) -> None:
+    def _take_prompt(self, logprobs: TokenLogprobs | None) -> None:
         """Keep the prompt's log probabilities; UNAVAILABLE where they are asked for and missing."""
         if self.prompt_logprobs is None:
             return
-        self.prompt_logprobs = () if found is None else found.prompt
+        self.prompt_logprobs = () if logprobs is None else logprobs.prompt
         if len(self.prompt_logprobs) + 1 != self.num_prompt_tokens:
             message = "the engine gave no log probabilities of the prompt: leave them out"
             raise HeadwayError(Code.UNAVAILABLE, message, param="logprobs")

@@ -130,12 +130,12 @@ class Preparation:
     def _bad_words(self, words: Sequence[str]) -> dict[str, Any]:
         """Return the tokens of each word, also after a space (as in vLLM)."""
         encode, as_text = self.model.codec.encode, self.model.codec.as_text
-        found = {
+        token_ids = {
             encode(as_text(spelled), add_special_tokens=False): None
             for word in words
             for spelled in (word, f" {word.lstrip()}")
         }
-        return {"bad_words": tuple(BadWord(ids) for ids in found)} if found else {}
+        return {"bad_words": tuple(BadWord(ids) for ids in token_ids)} if token_ids else {}
 
     def _budget(self, call: ApiCall) -> int | None:
         """Return the most tokens of reasoning; an effort counts unless the template reads it."""
@@ -215,11 +215,11 @@ class Preparation:
         markers = codec.markers if call.split_reasoning else None
         prompt = request.prompt_token_ids
         form = self._form(call)
-        shown: Sequence[str] = form.markers if form is not None else ()
+        specials: Sequence[str] = form.markers if form is not None else ()
         if call.shows_special:
-            shown = codec.special_texts
+            specials = codec.special_texts
         return OutputText(
-            codec.detokeniser(shown),
+            codec.detokeniser(specials),
             call.stops,
             request.sampling.min_tokens,
             markers,

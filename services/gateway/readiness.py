@@ -57,15 +57,15 @@ class Readiness:
     @property
     def lacks(self) -> list[str]:
         """Return all that is missing, for every model."""
-        found = [
+        lacking = [
             f"{reason} for {model!r}" if model else reason
             for model, reasons in self._missing.items()
             for reason in reasons
         ]
         if self._is_connected():
-            return found
+            return lacking
         away = ["the store does not answer"] if self._is_store_away else []
-        return ["no scheduler leads", *away, *found]
+        return ["no scheduler leads", *away, *lacking]
 
     def serves(self, model: str) -> bool:
         """Return whether a model's requests can be served."""

@@ -159,12 +159,12 @@ class SchedulerLink:
         self._post(SchedulerConnected())
 
     def _take(self, packed: Any) -> None:
-        for told in wire.TO_GATEWAY.unpack_all(packed):
-            for key in told.keys if isinstance(told, Lost) else (told.key,):
+        for message in wire.TO_GATEWAY.unpack_all(packed):
+            for key in message.keys if isinstance(message, Lost) else (message.key,):
                 if key.gateway_id != self._gateway_id:
                     limit = f"{self._gateway_id!r}, this gateway"
                     raise invalid("gateway_id", key.gateway_id, limit)
-            self._post(told)
+            self._post(message)
 
     async def _replaced(self, leader: Leader) -> None:
         """Return when the store names another leader."""

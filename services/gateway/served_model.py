@@ -105,9 +105,9 @@ class ServedModels:
         """
         if name is None:
             name = self.only
-        found = self._by_any_name.get(name)
-        if found is None:
+        model = self._by_any_name.get(name)
+        if model is None:
             served = ", ".join(map(repr, self._by_any_name))
             message = f"model {name!r} is not served here; this gateway serves {served}"
             raise HeadwayError(Code.NOT_FOUND, message, param="model")
-        return found
+        return model

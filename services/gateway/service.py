@@ -58,10 +58,10 @@ class GatewayService:
         config, self.now = runtime.config, runtime.clock.now
         self._runtime, self._models = runtime, models
         self.http_address = ""  # known once it listens
-        self._told = RequestLog(config, runtime.log)
+        self._request_log = RequestLog(config, runtime.log)
         classes = config.service_classes()
         if config.classes is not None:
-            self._told.class_used()
+            self._request_log.class_used()
         self.metrics = GatewayMetrics(runtime.metrics, config.policies().worker.reader_pace)
         recent = RecentRequests(self.now())
         self.cluster = ClusterSide(
@@ -201,7 +201,7 @@ class GatewayService:
         await self._past.stop()
         self._http.stop()
         await self.cluster.stop()
-        await self._told.close()
+        await self._request_log.close()
         self._calls.threads.close()
 
     @property
@@ -213,7 +213,7 @@ class GatewayService:
 
     def _submit(self, submit: Submit) -> None:
         if submit.request.standing.service is not None:
-            self._told.class_used()
+            self._request_log.class_used()
         self.cluster.submit(submit)
 
     def _note_end(self, output: Output, end: str) -> None:
@@ -231,7 +231,7 @@ class GatewayService:
             num_output=text.num_tokens,
         )
         self._past.ended(ended, life)
-        self._told.ended(output, end, life, now)
+        self._request_log.ended(output, end, life, now)
 
     def _describe(self) -> Mapping[str, Any]:
         """Return what the console says of this gateway."""
@@ -277,7 +277,7 @@ class GatewayService:
 
     def follow(self, request_id: str, traceparent: str) -> None:
         """Let a request belong to its client's trace, if traces are sent."""
-        self._told.follow(request_id, traceparent)
+        self._request_log.follow(request_id, traceparent)
 
     def lives(self, since: float) -> Iterator[LifeRecord]:
         """Yield the lives that ended at or after an instant, and those that are open."""
@@ -285,7 +285,7 @@ class GatewayService:
 
     def refused(self, client: str, path: str, error: HeadwayError, *, is_known: bool) -> None:
         """Log who asked in vain, where served requests are logged, too; few lines of strangers."""
-        self._told.refused(client, path, error, self.now(), is_known=is_known)
+        self._request_log.refused(client, path, error, self.now(), is_known=is_known)
 
     def unexpected(self, error: Exception, where: str) -> None:
         """Log a bug."""

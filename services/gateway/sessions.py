@@ -56,7 +56,7 @@ def _checked(name: str, header: Callable[[str], str]) -> str:
 
 
 def _is_true(name: str, value: str) -> bool:
-    found = _TRUTHS.get(value.lower())
-    if found is None:
+    truth = _TRUTHS.get(value.lower())
+    if truth is None:
         raise invalid(name, value, "true or 1, false or 0, or left out")
-    return found
+    return truth

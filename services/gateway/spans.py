@@ -114,9 +114,9 @@ class LifeSpans:
 
     def _tracer(self, service: str, instance_id: str) -> Tracer:
         """Return a tracer of a service; all of them share one queue to the collector."""
-        found = self._tracers.get((service, instance_id))
-        if found is not None:
-            return found
+        known = self._tracers.get((service, instance_id))
+        if known is not None:
+            return known
         version = package_version()
         attributes = {"service.name": service, "service.version": version}
         if instance_id:
@@ -150,8 +150,8 @@ def open_spans(endpoint: str, gateway_id: str) -> LifeSpans | None:
         message = f"--otlp-traces-endpoint needs {error.name}: pip install 'headway[otel]'"
         raise HeadwayError(Code.FAILED_PRECONDITION, message) from error
 
-    def provide(told: Mapping[str, str]) -> TracerProvider:
-        return TracerProvider(resource=Resource.create(told), shutdown_on_exit=False)
+    def provide(attributes: Mapping[str, str]) -> TracerProvider:
+        return TracerProvider(resource=Resource.create(attributes), shutdown_on_exit=False)
 
     exporter = OTLPSpanExporter(endpoint, timeout=_EXPORT)
     return LifeSpans(BatchSpanProcessor(exporter), provide, gateway_id)

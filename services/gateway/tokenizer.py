@@ -73,7 +73,7 @@ class TextCodec:
         if isinstance(value, str):
             value = value.replace(_CUT, "\ufffd")
             while self._spelled is not None and self._spelled.search(value):
-                value = self._spelled.sub(lambda found: f"{found[0][0]}{_CUT}{found[0][1:]}", value)
+                value = self._spelled.sub(lambda match: f"{match[0][0]}{_CUT}{match[0][1:]}", value)
             return value
         if isinstance(value, Mapping):
             return {name: self.as_text(each) for name, each in value.items()}
@@ -101,10 +101,10 @@ class TextCodec:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
         return text
 
-    def detokeniser(self, shown: Sequence[str] = ()) -> Detokeniser:
-        """Return a new detokeniser for one output; ``shown``: special tokens that are text."""
-        kept = {i: self._added[i].content for i in self.special_ids if shown}
-        kept = {i: text for i, text in kept.items() if text in shown}
+    def detokeniser(self, texts: Sequence[str] = ()) -> Detokeniser:
+        """Return a new detokeniser for one output; ``texts``: special tokens that are text."""
+        kept = {i: self._added[i].content for i in self.special_ids if texts}
+        kept = {i: text for i, text in kept.items() if text in texts}
         if self._token_bytes is not None:
             plain: Detokeniser = ByteLevelDetokeniser(self._token_bytes)
         else:
@@ -120,8 +120,8 @@ class TextCodec:
         return text, text.encode()
 
     def _find_markers(self) -> Markers | None:
-        found = marker_ids({token.content: token_id for token_id, token in self._added.items()})
-        return None if found is None else Markers(start=(found[0],), end=(found[1],))
+        ids = marker_ids({token.content: token_id for token_id, token in self._added.items()})
+        return None if ids is None else Markers(start=(ids[0],), end=(ids[1],))
 
 
 def most_chars_per_token(tokenizer: Tokenizer) -> int | None:
@@ -150,11 +150,11 @@ def _drops(tokenizer: Tokenizer) -> bool:
 
 
 def _kind(component: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(component.__getstate__())
-    return found
+    state: dict[str, Any] = json.loads(component.__getstate__())
+    return state
 
 
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
     """Return a pattern of these tokens, longest first; one character cannot be cut in two."""
-    found = sorted({token for token in tokens if len(token) > 1}, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, found))) if found else None
+    longest_first = sorted({token for token in tokens if len(token) > 1}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None

@@ -179,18 +179,18 @@ def _names(
     cluster: str, role: ServiceRole, name: str, hosts: Iterable[str]
 ) -> list[x509.GeneralName]:
     """Return who it is, the name that services check, and the hosts that other callers check."""
-    found: list[x509.GeneralName] = [
+    names: list[x509.GeneralName] = [
         x509.UniformResourceIdentifier(spiffe_id(cluster, role, name)),
     ]
     if role is ServiceRole.CLIENT:
-        return found
-    found.append(x509.DNSName(server_name(cluster, role)))
+        return names
+    names.append(x509.DNSName(server_name(cluster, role)))
     for host in dict.fromkeys((*_LOCAL, *hosts)):
         try:
-            found.append(x509.IPAddress(ipaddress.ip_address(host)))
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:
-            found.append(x509.DNSName(host))
-    return found
+            names.append(x509.DNSName(host))
+    return names
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:

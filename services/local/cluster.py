@@ -114,8 +114,8 @@ class LocalCluster:
         if self.scaler is not None:
             await self.scaler.start()
         await self.supervisor.serving()
-        found = RunningCluster(self.url, self.config.cluster, self.config.store)
-        leave_run_file(self.log_folder, found, pid=os.getpid())
+        running = RunningCluster(self.url, self.config.cluster, self.config.store)
+        leave_run_file(self.log_folder, running, pid=os.getpid())
 
     async def stop(self) -> None:
         """Drain and stop everything."""

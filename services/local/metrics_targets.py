@@ -20,7 +20,7 @@ _INTERVAL = 0.5
 
 def targets(specs: Iterable[ProcessSpec]) -> list[dict[str, object]]:
     """Return every process that shows metrics: its address, name and service."""
-    found: list[dict[str, object]] = []
+    groups: list[dict[str, object]] = []
     for spec in specs:
         if "--metrics-listen" not in spec.flags:
             continue
@@ -28,8 +28,8 @@ def targets(specs: Iterable[ProcessSpec]) -> list[dict[str, object]]:
         labels = {"service": spec.service, "service_id": spec.service_id}
         if spec.role:
             labels["role"] = spec.role
-        found.append({"targets": [address], "labels": labels})
-    return found
+        groups.append({"targets": [address], "labels": labels})
+    return groups
 
 
 def write_targets(path: Path, specs: Iterable[ProcessSpec]) -> None:

@@ -29,11 +29,11 @@ def read_models(file: str) -> tuple[ClusterModel, ...]:
         raise HeadwayError(Code.INVALID_ARGUMENT, message) from error
     except UnicodeDecodeError as error:
         raise HeadwayError(Code.INVALID_ARGUMENT, f"{file} is not TOML: {error}") from error
-    found = parse(text, file)
-    for key in found:
+    document = parse(text, file)
+    for key in document:
         if key != "model":
             raise invalid(f"a key of {file}", key, "model, as in [[model]]")
-    tables = found.get("model")
+    tables = document.get("model")
     if not isinstance(tables, list) or not 1 <= len(tables) <= MOST_MODELS:
         number = len(tables) if isinstance(tables, list) else 0
         raise invalid(f"the number of [[model]] tables in {file}", number, f"1 to {MOST_MODELS}")
@@ -68,26 +68,26 @@ def _read(table: Any, where: str) -> ClusterModel:
 
 
 def _text(table: Mapping[str, Any], key: str, where: str) -> str:
-    found = table.get(key, "")
+    text = table.get(key, "")
     is_needed = key in ("name", "path") or key in table
-    if not isinstance(found, str) or (is_needed and not found.strip()):
-        raise invalid(f"{key} of {where}", found, "a text that is not empty")
-    return found
+    if not isinstance(text, str) or (is_needed and not text.strip()):
+        raise invalid(f"{key} of {where}", text, "a text that is not empty")
+    return text
 
 
 def _whole(table: Mapping[str, Any], key: str, default: int, most: int, where: str) -> int:
-    found = table.get(key, default)
-    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= most:
-        raise invalid(f"{key} of {where}", found, f"a whole number from 0 to {most}")
-    return found
+    number = table.get(key, default)
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= most:
+        raise invalid(f"{key} of {where}", number, f"a whole number from 0 to {most}")
+    return number
 
 
 def _counts(table: Mapping[str, Any], where: str) -> WorkerCounts:
     """Return the workers: by default one of each phase, none beside unified ones."""
     alone = 0 if "unified" in table else 1
     defaults = dict(zip(_COUNTS, (alone, alone, 0, 0), strict=True))
-    found = {key: _whole(table, key, defaults[key], _MOST_WORKERS, where) for key in _COUNTS}
-    counts = WorkerCounts(**found)
+    numbers = {key: _whole(table, key, defaults[key], _MOST_WORKERS, where) for key in _COUNTS}
+    counts = WorkerCounts(**numbers)
     if not counts.unified and not (counts.prefill and counts.decode):
         given = f"prefill {counts.prefill}, decode {counts.decode}, unified 0"
         raise invalid(f"workers of {where}", given, "at least one of both, or a unified one")

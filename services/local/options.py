@@ -311,14 +311,14 @@ def _gateway_flags(options: ClusterOptions) -> tuple[str, ...]:
 
 def _predictor_spec(options: ClusterOptions) -> ProcessSpec:
     """Return the predictor, with the trained ones of remaining lengths that the models have."""
-    found = {}
+    folders = {}
     for one in options.by_model():
         folder = Path(one.predictor or Path(one.model) / "predictor")
         if one.predictor or folder.is_dir():
-            found[one.served_name] = str(folder)
-    if not found:
+            folders[one.served_name] = str(folder)
+    if not folders:
         return _spec(options, "predictor", "predictor")
-    spec = _spec(options, "predictor", "predictor", "--predictors", json.dumps(found))
+    spec = _spec(options, "predictor", "predictor", "--predictors", json.dumps(folders))
     return replace(spec, imports=(*(spec.imports or ()), *_OF_A_PREDICTOR))
 
 

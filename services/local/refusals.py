@@ -171,11 +171,11 @@ def refuse_log_folder(folder: Path) -> None:
         raise invalid("--log-dir", str(folder), f"a folder: {there} is a file")
     if not os.access(there, os.W_OK | os.X_OK):
         raise invalid("--log-dir", str(folder), f"a folder to write to: {there} is not")
-    found = folder.stat() if folder.exists() else None
-    if found and found.st_uid not in (0, os.geteuid()):
-        limit = f"a folder of your own: it belongs to the user with id {found.st_uid}"
+    status = folder.stat() if folder.exists() else None
+    if status and status.st_uid not in (0, os.geteuid()):
+        limit = f"a folder of your own: it belongs to the user with id {status.st_uid}"
         raise invalid("--log-dir", str(folder), limit)
-    if found and found.st_mode & stat.S_IWOTH:
+    if status and status.st_mode & stat.S_IWOTH:
         limit = f"a folder that not everybody may write to: chmod o-w {folder}"
         raise invalid("--log-dir", str(folder), limit)
 

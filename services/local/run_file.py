@@ -25,7 +25,7 @@ class RunningCluster(NamedTuple):
     store: str = ""
 
 
-def leave_run_file(folder: Path, found: RunningCluster, *, pid: int) -> None:
+def leave_run_file(folder: Path, cluster: RunningCluster, *, pid: int) -> None:
     """Write the addresses, in one piece."""
     path = folder / RUN_FILE
     beside = path.with_suffix(".new")
@@ -33,7 +33,7 @@ def leave_run_file(folder: Path, found: RunningCluster, *, pid: int) -> None:
         beside.unlink()
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
-        json.dump({**found._asdict(), "pid": pid}, file)
+        json.dump({**cluster._asdict(), "pid": pid}, file)
     beside.rename(path)
 
 
@@ -57,8 +57,8 @@ def found_cluster(folder: Path) -> RunningCluster:
     try:
         with path.open(encoding="utf-8") as file:
             _require_own(os.fstat(file.fileno()), path)
-            found = json.load(file)
-            return RunningCluster(*(str(found[name]) for name in RunningCluster._fields))
+            fields = json.load(file)
+            return RunningCluster(*(str(fields[name]) for name in RunningCluster._fields))
     except FileNotFoundError:
         return RunningCluster()
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -66,8 +66,8 @@ def found_cluster(folder: Path) -> RunningCluster:
         raise HeadwayError(Code.UNAVAILABLE, message) from error
 
 
-def _require_own(found: os.stat_result, path: Path) -> None:
+def _require_own(status: os.stat_result, path: Path) -> None:
     """Raise PERMISSION_DENIED for a file of another user, or that others may write."""
-    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
         message = f"{path} is another user's, or others may write it: remove it, or give --url"
         raise HeadwayError(Code.PERMISSION_DENIED, message)

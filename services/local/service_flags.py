@@ -35,21 +35,21 @@ def parse_service_flags(
     ``known``: other flags of the command, for the advice. Values are checked by the service's
     configuration (``services.runtime.config.read_config``).
     """
-    found: dict[str, list[str]] = {}
+    by_service: dict[str, list[str]] = {}
     flags = dict(_service_flags())
     service = ""
     for text in texts:
         if not text.startswith("--"):
             if not service:
                 raise _unknown(text, (*flags, *known))
-            found[service].append(text)
+            by_service[service].append(text)
             continue
         name, equals, value = text.partition("=")
         if name not in flags:
             raise _unknown(name, (*flags, *known))
         service, flag = flags[name]
-        found.setdefault(service, []).append(f"{flag}{equals}{value}")
-    return {service: tuple(given) for service, given in found.items()}
+        by_service.setdefault(service, []).append(f"{flag}{equals}{value}")
+    return {service: tuple(given) for service, given in by_service.items()}
 
 
 def find_models_file(texts: Sequence[str]) -> tuple[str, list[str]]:

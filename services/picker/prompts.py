@@ -81,11 +81,11 @@ class Prompts:
     def _standing(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Standing:
         """Return class and tenant; a class that there is not counts as none."""
         priority, name = body.get("priority"), headers.get(CLASS) or headers.get(OBJECTIVE, "")
-        found: ServiceClass | None = self._classes.by_name.get(name)
-        if found is None and type(priority) is int:
-            found = self._classes.of_priority(priority)
-        found = found or self._classes.by_name.get(self._classes.default)
-        return Standing(tenant=headers.get(FAIRNESS, "")[:_MOST_NAME], service=found)
+        service: ServiceClass | None = self._classes.by_name.get(name)
+        if service is None and type(priority) is int:
+            service = self._classes.of_priority(priority)
+        service = service or self._classes.by_name.get(self._classes.default)
+        return Standing(tenant=headers.get(FAIRNESS, "")[:_MOST_NAME], service=service)
 
 
 def _plain(messages: Sequence[Any]) -> list[Mapping[str, Any]]:

@@ -85,8 +85,8 @@ class Learner:
 
 
 def _error(network: LengthNetwork, samples: Samples, rows: np.ndarray) -> float:
-    found = network.remaining(samples.hidden[rows], _counts(samples, rows))
-    return float(np.abs(found - samples.remaining[rows]).mean())
+    remaining = network.remaining(samples.hidden[rows], _counts(samples, rows))
+    return float(np.abs(remaining - samples.remaining[rows]).mean())
 
 
 def _counts(samples: Samples, rows: np.ndarray) -> np.ndarray | None:

@@ -38,12 +38,12 @@ class LoadedPredictor:
 
 def newest_version(folder: Path) -> str:
     """Return the newest complete version in a model's folder, "" if there is none."""
-    found = [
+    versions = [
         (int(match.group(1)), path.name)
         for path in (folder.iterdir() if folder.is_dir() else ())
         if (match := _VERSION.fullmatch(path.name)) and (path / CONFIG).is_file()
     ]
-    return max(found, default=(0, ""))[1]
+    return max(versions, default=(0, ""))[1]
 
 
 def next_version(folder: Path) -> str:

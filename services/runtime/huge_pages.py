@@ -16,10 +16,10 @@ TUNABLE = "glibc.malloc.hugetlb"
 
 def with_huge_pages(environ: Mapping[str, str]) -> dict[str, str] | None:
     """Return the environment that requests huge pages; None if it has a setting already."""
-    told = environ.get(VARIABLE, "")
-    if TUNABLE in told:
+    tunables = environ.get(VARIABLE, "")
+    if TUNABLE in tunables:
         return None
-    return {**environ, VARIABLE: ":".join(filter(None, (told, f"{TUNABLE}=1")))}
+    return {**environ, VARIABLE: ":".join(filter(None, (tunables, f"{TUNABLE}=1")))}
 
 
 def restart_with_huge_pages() -> None:

@@ -27,14 +27,14 @@ def find_markers(model: str, end: str = "", start: str = "") -> Markers:
         return Markers()
     tokenizer = Tokenizer.from_file(str(file))
     added = {t.content: i for i, t in tokenizer.get_added_tokens_decoder().items()}
-    found = marker_ids(added)
+    pair = marker_ids(added)
     ids = [tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in (end, start)]
     if not end:
-        if found is None and start:
+        if pair is None and start:
             message = "start_of_reasoning is given and end_of_reasoning is not: give both"
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param="start_of_reasoning")
-        return Markers() if found is None else Markers((found[1],), ids[1] or (found[0],))
-    own_start = (found[0],) if found is not None and ids[0] == (found[1],) else ()
+        return Markers() if pair is None else Markers((pair[1],), ids[1] or (pair[0],))
+    own_start = (pair[0],) if pair is not None and ids[0] == (pair[1],) else ()
     return Markers(ids[0], ids[1] or own_start)
 
 

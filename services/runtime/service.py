@@ -145,10 +145,10 @@ async def start(
     metrics = ServiceMetrics(registry, config.service_name(), config.service_id)
     metrics.watch_logs(lines)
     if config.metrics_listen:
-        shown = serve_metrics(
+        metrics_server = serve_metrics(
             config.metrics_listen, registry, metrics.probes, config.sees_tenants()
         )
-        undo.enter_context(shown)
+        undo.enter_context(metrics_server)
     store = await machine.connect(config)
     undo.push_async_callback(store.close)
     metrics.watch_store(store)

@@ -43,13 +43,13 @@ class SpanRecord:
 
     def told(self, event: object, now: float, actions: Sequence[object]) -> None:
         """Note an event, if it belongs to a hop."""
-        found = _heard(event, self._service_id)
+        hop = _heard(event, self._service_id)
         if isinstance(event, EngineStepped):
             self._num_steps += 1  # as the core numbers the passes that it reports
             drew = [_name(each.key) for each in event.drawn if each.token_ids]
-            found = "passed", (f"{self._service_id}/{self._num_steps}", *drew)
-        if found is not None:
-            self._file.write(json.dumps((now, *found)) + "\n")
+            hop = "passed", (f"{self._service_id}/{self._num_steps}", *drew)
+        if hop is not None:
+            self._file.write(json.dumps((now, *hop)) + "\n")
 
     def close(self) -> None:
         """Flush and close the file."""

@@ -152,16 +152,16 @@ class Store:
             if not member_ids:
                 return []
             keys = [self._key("member", service, member_id) for member_id in member_ids]
-            found: list[Member] = []
+            members: list[Member] = []
             leases = zip(member_ids, keys, await self._client.mget(keys), strict=True)
             for member_id, key, text in leases:
                 if text is None:
                     await self._prune([self._key("members", service), key], [member_id])
                 elif (member := _member(service, member_id, str(text))) is not None:
-                    found.append(member)
+                    members.append(member)
                 else:
                     self.unreadable(key, text)
-            return found
+            return members
 
     # --- leadership -------------------------------------------------------------------
 
@@ -244,10 +244,10 @@ class Store:
         text = await self._read("GET", key)
         if text is None:
             return None
-        found = _object(str(text))
-        if found is None:
+        targets = _object(str(text))
+        if targets is None:
             self.unreadable(key, text)
-        return found
+        return targets
 
     async def save_past(self, gateway_id: str, place: int, text: str, ttl: float) -> None:
         """Save a minute of a gateway's past, for ``ttl`` seconds."""
@@ -259,18 +259,18 @@ class Store:
         """Return what was saved of a gateway's past, by key."""
         keys = [self._key("past", gateway_id, str(place)) for place in range(num_places)]
         async with self._reached():
-            found = await self._client.mget(keys)
-        return {key: str(text) for key, text in zip(keys, found, strict=True) if text is not None}
+            texts = await self._client.mget(keys)
+        return {key: str(text) for key, text in zip(keys, texts, strict=True) if text is not None}
 
     def unreadable(self, key: str, value: object) -> None:
         """Count a value that cannot be read; log it when it is first seen."""
         self.num_unreadable += 1
-        shown = ascii(value)[:200]
-        if self._unreadable.get(key) != shown:
+        text = ascii(value)[:200]
+        if self._unreadable.get(key) != text:
             if len(self._unreadable) >= _MOST_REMEMBERED:
                 self._unreadable.clear()
-            self._unreadable[key] = shown
-            get_logger().warning("store_value_unreadable", key=key, value=shown)
+            self._unreadable[key] = text
+            get_logger().warning("store_value_unreadable", key=key, value=text)
 
     async def _read(self, command: str, key: str, **options: bool) -> Any:
         """Return a value; None if there is none, or one of another type."""
@@ -385,7 +385,7 @@ def _is_text(text: str) -> bool:
 
 def _object(text: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else None
+        parsed = None
+    return parsed if isinstance(parsed, dict) else None

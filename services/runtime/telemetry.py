@@ -133,12 +133,12 @@ def serve_metrics(
     server.RequestHandlerClass = type(handler.__name__, (handler,), silent)
     whole, nameless = make_wsgi_app(registry), make_wsgi_app(_Nameless(registry))
 
-    def shown(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def metrics_app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         is_told = sees_tenants(environ.get("HTTP_AUTHORIZATION", ""))
         text: Iterable[bytes] = (whole if is_told else nameless)(environ, start_response)
         return text
 
-    server.set_app(probes.beside(shown))
+    server.set_app(probes.beside(metrics_app))
     try:
         yield f"{host}:{server.server_port}"
     finally:

@@ -33,17 +33,17 @@ class VllmNames:
             return
         self._collecting.now = True
         try:
-            found = [metric for metric in self._registry.collect() if metric.name in self._names]
+            metrics = [metric for metric in self._registry.collect() if metric.name in self._names]
         finally:
             self._collecting.now = False
-        for metric in found:
+        for metric in metrics:
             yield self._renamed(metric, self._names[metric.name])
 
-    def _renamed(self, found: Metric, name: str) -> Metric:
-        metric = Metric(name, found.documentation, found.type)
-        for sample in found.samples:
+    def _renamed(self, original: Metric, name: str) -> Metric:
+        metric = Metric(name, original.documentation, original.type)
+        for sample in original.samples:
             labels = {"model_name": self._model, **sample.labels}
             if "unit" in labels:
                 labels["engine"] = labels.pop("unit")
-            metric.add_sample(name + sample.name[len(found.name) :], labels, sample.value)
+            metric.add_sample(name + sample.name[len(original.name) :], labels, sample.value)
         return metric

@@ -208,6 +208,6 @@ class WorkerConfig(EngineConfig):
             tells_lives=True,
             tells_kv=bool(self.kv_events),
         )
-        found = policy_settings(self.chosen(), self.costs(), worker=options)
-        pace = self.reader_pace or found.worker.reader_pace
-        return replace(found, worker=replace(found.worker, reader_pace=pace))
+        settings = policy_settings(self.chosen(), self.costs(), worker=options)
+        pace = self.reader_pace or settings.worker.reader_pace
+        return replace(settings, worker=replace(settings.worker, reader_pace=pace))

@@ -53,9 +53,9 @@ class UnitPublisher:
             _bind(socket, replay, "kv_events_replay")
             self._replaying = essential(self._replay(socket), "replay of KV events")
 
-    def publish(self, told: TellKv, at: float) -> None:
+    def publish(self, changes: TellKv, at: float) -> None:
         """Send one batch; ``at``: seconds since the epoch."""
-        payload = _ENCODE.encode([at, _events_of(told, self._numbers), self._unit])
+        payload = _ENCODE.encode([at, _events_of(changes, self._numbers), self._unit])
         sequence = self._number.to_bytes(8, "big")
         self._number += 1
         self._kept.append((sequence, payload))
@@ -98,9 +98,9 @@ class KvEvents:
             for unit in range(num_units)
         ]
 
-    def publish(self, told: TellKv) -> None:
+    def publish(self, changes: TellKv) -> None:
         """Send what has changed in one unit's prefix cache."""
-        self._units[told.unit].publish(told, self._now())
+        self._units[changes.unit].publish(changes, self._now())
 
     async def close(self) -> None:
         """Close all sockets."""
@@ -134,9 +134,9 @@ def _name(name: BlockHash) -> int:
     return int.from_bytes(name[-8:], "big")
 
 
-def _events_of(told: TellKv, numbers: Mapping[str, int]) -> list[dict[str, object]]:
+def _events_of(changes: TellKv, numbers: Mapping[str, int]) -> list[dict[str, object]]:
     events: list[dict[str, object]] = []
-    for change in told.changes:
+    for change in changes.changes:
         names = [_name(name) for name in change.names]
         if not isinstance(change, BlocksCached):
             events.append({"type": "BlockRemoved", "block_hashes": names, "medium": _MEDIUM})
@@ -146,7 +146,7 @@ def _events_of(told: TellKv, numbers: Mapping[str, int]) -> list[dict[str, objec
             "block_hashes": names,
             "parent_block_hash": None if change.parent is None else _name(change.parent),
             "token_ids": change.token_ids,
-            "block_size": told.block_size,
+            "block_size": changes.block_size,
             "lora_id": numbers.get(change.adapter),
             "medium": _MEDIUM,
             "lora_name": change.adapter or None,

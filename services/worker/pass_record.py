@@ -110,5 +110,5 @@ def share_of(computed: Iterable[tuple[int, int]]) -> Share:
 
 def _as_dict(info: WorkerInfo) -> dict[str, Any]:
     names = ("worker_id", "model", "chunk_tokens", "block_size", "num_blocks", "max_model_len")
-    found = {name: getattr(info, name) for name in (*names, "kv_bytes_per_token")}
-    return {**found, "role": info.role.value}
+    fields = {name: getattr(info, name) for name in (*names, "kv_bytes_per_token")}
+    return {**fields, "role": info.role.value}

@@ -28,7 +28,7 @@ class Standby(standby_pb2_grpc.StandbyServicer):
     def __init__(self, runtime: Runtime[WorkerConfig]) -> None:
         self._runtime = runtime
         self._is_loaded = False
-        self._told: asyncio.Future[WorkerConfig] = asyncio.get_running_loop().create_future()
+        self._config: asyncio.Future[WorkerConfig] = asyncio.get_running_loop().create_future()
 
     async def role(self) -> WorkerConfig:
         """Join as a standby; once there is a role, leave and return the configuration with it."""
@@ -40,7 +40,7 @@ class Standby(standby_pb2_grpc.StandbyServicer):
         lease.start()
         self._runtime.log.info("standing_by", address=address)
         try:
-            return await self._told
+            return await self._config
         finally:
             await lease.stop()
 
@@ -52,13 +52,13 @@ class Standby(standby_pb2_grpc.StandbyServicer):
             message = "the model is still loading: wait until it is a member"
             raise HeadwayError(Code.FAILED_PRECONDITION, message)
         config = self._runtime.config
-        if self._told.done():
-            if self._told.result().role != role:
-                message = f"role is {role!r}; this worker is a {self._told.result().role} one"
+        if self._config.done():
+            if self._config.result().role != role:
+                message = f"role is {role!r}; this worker is a {self._config.result().role} one"
                 raise HeadwayError(Code.FAILED_PRECONDITION, message)
             return
         chosen = {"role": role, "chunk_tokens": chunk_tokens or config.chunk_tokens}
-        self._told.set_result(config.model_copy(update=chosen))
+        self._config.set_result(config.model_copy(update=chosen))
 
     async def Activate(  # noqa: N802 (the proto's name)
         self, request: standby_pb2.ActivateRequest, context: _Context

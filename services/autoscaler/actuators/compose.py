@@ -24,10 +24,10 @@ class ComposeActuator(Actuator):
 
     async def ordered(self) -> Mapping[str, int]:
         """Return the number of containers, by role."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for role, service in self._services.items():
-            found[role] = len((await self._run("ps", "--quiet", service)).split())
-        return found
+            counts[role] = len((await self._run("ps", "--quiet", service)).split())
+        return counts
 
     async def scale(self, role: str, num_instances: int) -> None:
         """Run compose until it returns; a container that is removed gets SIGTERM and drains."""

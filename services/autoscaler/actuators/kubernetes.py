@@ -32,12 +32,12 @@ class KubernetesActuator(Actuator):
 
     async def ordered(self) -> Mapping[str, int]:
         """Return ``spec.replicas`` by role; leave out roles whose Deployment does not exist."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for role, deployment in self._deployments.items():
             scale = await self._call("read_namespaced_deployment_scale", deployment)
             if scale is not None:
-                found[role] = scale.spec.replicas or 0
-        return found
+                counts[role] = scale.spec.replicas or 0
+        return counts
 
     async def scale(self, role: str, num_instances: int) -> None:
         """Patch ``spec.replicas``; pods that are removed get SIGTERM and drain."""

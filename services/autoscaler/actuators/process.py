@@ -36,12 +36,12 @@ class ProcessActuator(Actuator):
 
     async def starts(self) -> StartsReport:
         """Return the starts that the supervisor measured, each once."""
-        found = await self._replicas()
-        newest = max((number for number, _ in found.starts), default=0)
+        running = await self._replicas()
+        newest = max((number for number, _ in running.starts), default=0)
         seen = self._num_starts if self._num_starts <= newest else 0
         self._num_starts = newest
-        starts = [start for number, start in found.starts if number > seen]
-        return StartsReport(starts, found.num_standby)
+        starts = [start for number, start in running.starts if number > seen]
+        return StartsReport(starts, running.num_standby)
 
     async def _replicas(self) -> Replicas:
         return await replicas(await self._supervisor(), within=_CALL_TIMEOUT)

@@ -150,8 +150,8 @@ class ConsoleFeed:
         self._shared = shared
         changed = merge_patch(before, shared)
         for view in list(self._views.values()):
-            found = view.search.look(self._core.streams.requests, self._now())
-            view.tell(shared, changed, rows_of(found))
+            rows = view.search.look(self._core.streams.requests, self._now())
+            view.tell(shared, changed, rows_of(rows))
         pause = _INTERVAL * max(1.0, len(self._views) / _MOST_IN_FULL)
         self._timer = asyncio.get_running_loop().call_later(pause, self._tell)
 

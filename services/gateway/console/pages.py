@@ -35,15 +35,15 @@ class PageFile(NamedTuple):
 @cache
 def files() -> Mapping[str, PageFile]:
     """Return the files by the path of their URL."""
-    found = {}
+    pages = {}
     for path in sorted(FOLDER.rglob("*")):
         kind = _TYPES.get(path.suffix)
         if path.is_file() and kind is not None:
             body = path.read_bytes()
             name = f"{CONSOLE}/{path.relative_to(FOLDER).as_posix()}"
-            found[name] = PageFile(kind, body, gzip.compress(body, 9, mtime=0))
-    found[CONSOLE] = found[f"{CONSOLE}/"] = found.pop(f"{CONSOLE}/index.html")
-    return found
+            pages[name] = PageFile(kind, body, gzip.compress(body, 9, mtime=0))
+    pages[CONSOLE] = pages[f"{CONSOLE}/"] = pages.pop(f"{CONSOLE}/index.html")
+    return pages
 
 
 @cache

@@ -95,18 +95,18 @@ class ConsoleRoutes:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return
-        found = files()[exchange.path]
+        page = files()[exchange.path]
         for name, value in headers():
             exchange.add_header(name, value)
-        body = found.body
+        body = page.body
         if "gzip" in exchange.header("accept-encoding"):
             exchange.add_header("content-encoding", "gzip")
-            body = found.packed
-        exchange.respond(200, found.content_type, body)
+            body = page.packed
+        exchange.respond(200, page.content_type, body)
 
     async def _answer(self, exchange: Exchange) -> None:
         try:
-            found = await self._desk.ask(exchange.body)
+            answer = await self._desk.ask(exchange.body)
         except HeadwayError as error:
             respond_error(exchange, error)
         except Exception as error:
@@ -114,7 +114,7 @@ class ConsoleRoutes:
             message = "the gateway failed on this request; it has been logged"
             respond_error(exchange, HeadwayError(Code.INTERNAL, message))
         else:
-            exchange.respond(200, JSON, found)
+            exchange.respond(200, JSON, answer)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -149,14 +149,14 @@ def _refuse_files(policy: str, settings: str) -> None:
 
 def _around(finished: Sequence[EndedRequest], request_id: str) -> list[EndedRequest]:
     """Return the requests of the minutes around one; NOT_FOUND if it is not among them."""
-    found = next((each for each in finished if each.request_id == request_id), None)
-    if found is None:
+    centre = next((each for each in finished if each.request_id == request_id), None)
+    if centre is None:
         message = (
             f"{request_id!r} is not among the whole answers of the last ten minutes, and only "
             "those can be replayed"
         )
         raise HeadwayError(Code.NOT_FOUND, message)
-    begin, end = found.arrival_at - _BEFORE, found.ended_at + _AFTER
+    begin, end = centre.arrival_at - _BEFORE, centre.ended_at + _AFTER
     return [each for each in finished if begin <= each.arrival_at <= end]
 
 
@@ -220,7 +220,7 @@ async def _replayed(question: bytes) -> bytes:
             process.kill()
     if process.returncode:
         raise HeadwayError(Code.INTERNAL, "the simulator failed on this replay")
-    found = json.loads(answer)
-    if "error" in found:
-        raise HeadwayError(Code(found["code"]), found["error"])
+    parsed = json.loads(answer)
+    if "error" in parsed:
+        raise HeadwayError(Code(parsed["code"]), parsed["error"])
     return answer

@@ -308,9 +308,9 @@ class HttpEdge:
         def read() -> Mapping[str, Any]:
             return work(self._calls, parse_json_object(body))
 
-        found = await self._calls.threads.run(exchange.client, len(body), read)
+        answer = await self._calls.threads.run(exchange.client, len(body), read)
         if not exchange.ended:
-            exchange.respond(200, JSON, dumps(found).encode())
+            exchange.respond(200, JSON, dumps(answer).encode())
 
     # --- other routes ---------------------------------------------------------------------
 
@@ -338,8 +338,8 @@ class HttpEdge:
                 exchange.respond(200, _PROMETHEUS, self._metrics.render())
         elif path == "/v1/models":
             listed = [card for model in self._calls.models for card in self._cards(model)]
-            found = {"object": "list", "data": listed}
-            exchange.respond(200, JSON, dumps(found).encode())
+            listing = {"object": "list", "data": listed}
+            exchange.respond(200, JSON, dumps(listing).encode())
         elif path == SCHEMA:
             exchange.respond(200, JSON, dumps(self._describe()).encode())
         elif path == TRACE or path.startswith(EXPLAIN):
@@ -353,8 +353,8 @@ class HttpEdge:
 
     def _get_model(self, exchange: Exchange, name: str) -> None:
         cards = self._cards(self._calls.models.find(name))
-        found = next(card for card in cards if card["id"] == name)
-        exchange.respond(200, JSON, dumps(found).encode())
+        model_card = next(card for card in cards if card["id"] == name)
+        exchange.respond(200, JSON, dumps(model_card).encode())
 
     async def _tell(self, exchange: Exchange) -> None:
         """Answer with one request's life, or with all of them."""

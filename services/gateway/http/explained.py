@@ -57,7 +57,7 @@ async def explained(shell: Explains, asked: str, names: Sequence[str]) -> bytes:
 
     Without a scheduler the lives are shown alone; UNAVAILABLE where there is none, either.
     """
-    call = next((found for name in names if (found := shell.call(name)).outputs), CallLives())
+    call = next((lives for name in names if (lives := shell.call(name)).outputs), CallLives())
     decisions: Sequence[str] = ()
     try:
         for name in names:

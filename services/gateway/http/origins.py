@@ -90,8 +90,8 @@ def require_json(headers: Mapping[bytes, bytes]) -> None:
     """Refuse a body of another type: a page may send those without asking."""
     given = headers.get(b"content-type", b"")
     if given != _JSON and given.partition(b";")[0].strip().lower() != _JSON:
-        shown = given.decode("latin-1")[:80]
-        message = f"the content type is {shown!r}; send `Content-Type: application/json`"
+        content_type = given.decode("latin-1")[:80]
+        message = f"the content type is {content_type!r}; send `Content-Type: application/json`"
         refused = HeadwayError(Code.INVALID_ARGUMENT, message)
         raise HttpRefusal(415, refused, "unsupported_media_type")
 

@@ -219,8 +219,8 @@ def _bodies() -> dict[str, Json]:
     read: tuple[type[Fields], ...] = (CHAT, COMPLETION, TextToTokens, ChatToTokens, TokensToText)
     read += (ResponseBody, MessagesBody, InputTokensBody)
     kinds = [(kind, "validation") for kind in read]
-    _, found = models_json_schema(kinds, ref_template=_REF + "{model}")  # type: ignore[arg-type]  # a list of literals
-    schemas: dict[str, Json] = _plain(found["$defs"])
+    _, definitions = models_json_schema(kinds, ref_template=_REF + "{model}")  # type: ignore[arg-type]  # a list of literals
+    schemas: dict[str, Json] = _plain(definitions["$defs"])
     for name, schema in schemas.items():
         if name in ("ChatBody", "CompletionBody"):
             for field, limits in _RANGES.items():
@@ -247,10 +247,10 @@ def _ignored(name: str) -> dict[str, Json]:
 
 
 def _models(base: type[Fields]) -> dict[str, type[Fields]]:
-    found = {base.__name__: base}
+    models = {base.__name__: base}
     for kind in base.__subclasses__():
-        found |= _models(kind)
-    return found
+        models |= _models(kind)
+    return models
 
 
 def _plain(schema: Any) -> Any:
@@ -322,7 +322,7 @@ def _answers() -> dict[str, Json]:
     model = _object(
         id=_TEXT, object={"const": "model"}, max_model_len=_COUNT, root=_TEXT, parent=parent
     )
-    found = _object(message=_TEXT, type=_TEXT, param=_nullable(_TEXT), code=_TEXT)
+    error = _object(message=_TEXT, type=_TEXT, param=_nullable(_TEXT), code=_TEXT)
     return {
         "Chat": _object(id=_TEXT, model=_TEXT, choices=_list(chosen), usage=usage),
         "Completion": _object(id=_TEXT, model=_TEXT, choices=_list(written), usage=usage),
@@ -367,7 +367,7 @@ def _answers() -> dict[str, Json]:
         ),
         "Trace": _object(traceEvents=_list({"type": "object"})),
         "Description": _object(openapi=_TEXT, paths={"type": "object"}),
-        "Refusal": _object(error=found),
+        "Refusal": _object(error=error),
     }
 
 

@@ -72,8 +72,8 @@ class Screening:
         except HeadwayError as error:
             raise HttpRefusal(401, error, "invalid_api_key") from error
         if path in ("/metrics", TRACE) and not self._keys.is_operator(name):
-            shown = "the metrics" if path == "/metrics" else "traces"
-            message = f"only an operator's key may see {shown}; ask the operator"
+            subject = "the metrics" if path == "/metrics" else "traces"
+            message = f"only an operator's key may see {subject}; ask the operator"
             raise HttpRefusal(403, HeadwayError(Code.PERMISSION_DENIED, message))
         return name
 

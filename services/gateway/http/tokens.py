@@ -23,15 +23,15 @@ def tokenize(calls: Calls, body: Mapping[str, Any]) -> Mapping[str, Any]:
         preparation = calls.of(said.model)
         strings, one = said.return_token_strs, said.prompt
     tokens, model = preparation.token_ids(one), preparation.model
-    found: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": model.max_model_len,
         "tokens": tokens,
         "token_strs": None,
     }
     if strings:
-        found["token_strs"] = [model.codec.token_text(token)[0] for token in tokens]
-    return found
+        answer["token_strs"] = [model.codec.token_text(token)[0] for token in tokens]
+    return answer
 
 
 def count_messages(calls: Calls, body: Mapping[str, Any]) -> Mapping[str, Any]:

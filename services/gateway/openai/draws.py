@@ -39,13 +39,13 @@ class Draws(Fields):
 
 def bounds_of(fields: Draws, *, has_form: bool) -> dict[str, Any]:
     """Return the fields of ``Constraints`` that a body gives, all but its bad words."""
-    found: dict[str, Any] = {}
+    bounds: dict[str, Any] = {}
     if fields.logit_bias:
-        found["biased_token_ids"] = tuple(int(token) for token in fields.logit_bias)
-        found["biases"] = tuple(fields.logit_bias.values())
+        bounds["biased_token_ids"] = tuple(int(token) for token in fields.logit_bias)
+        bounds["biases"] = tuple(fields.logit_bias.values())
     if fields.allowed_token_ids:
         if has_form:
             message = "allowed_token_ids may forbid what the form needs: leave out one of them"
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param="allowed_token_ids")
-        found["allowed_token_ids"] = tuple(fields.allowed_token_ids)
-    return found
+        bounds["allowed_token_ids"] = tuple(fields.allowed_token_ids)
+    return bounds

@@ -98,20 +98,20 @@ def grammar_of(fields: Form) -> Grammar | None:
 
     INVALID_ARGUMENT where it asks for two forms, or for one that cannot be followed.
     """
-    found = [
+    grammars = [
         make(value, name)
         for name, make in _PLAIN.items()
         if (value := getattr(fields, name)) is not None
     ]
-    found += _of_response_format(fields.response_format)
-    found += _of_structured(fields.structured_outputs)
-    if len(found) > 1 and _asks_for_any_object(fields):
-        found = [grammar for grammar in found if grammar.param != "response_format"]
-    if len(found) > 1:
-        names = " and ".join(grammar.param for grammar in found)
+    grammars += _of_response_format(fields.response_format)
+    grammars += _of_structured(fields.structured_outputs)
+    if len(grammars) > 1 and _asks_for_any_object(fields):
+        grammars = [grammar for grammar in grammars if grammar.param != "response_format"]
+    if len(grammars) > 1:
+        names = " and ".join(grammar.param for grammar in grammars)
         message = f"{names} are given; an answer has one form"
-        raise HeadwayError(Code.INVALID_ARGUMENT, message, param=found[1].param)
-    return found[0] if found else None
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param=grammars[1].param)
+    return grammars[0] if grammars else None
 
 
 def _asks_for_any_object(fields: Form) -> bool:
@@ -136,11 +136,11 @@ def _of_response_format(asked: ResponseFormat | None) -> list[Grammar]:
 def _of_structured(asked: StructuredOutputs | None) -> list[Grammar]:
     if asked is None:
         return []
-    found = [
+    grammars = [
         make(value, f"structured_outputs.{name.rstrip('_')}")
         for name, make in _STRUCTURED.items()
         if (value := getattr(asked, name)) is not None
     ]
     if asked.json_object:
-        found.append(of_schema(ANY_OBJECT, "structured_outputs.json_object"))
-    return found
+        grammars.append(of_schema(ANY_OBJECT, "structured_outputs.json_object"))
+    return grammars

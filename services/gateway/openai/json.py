@@ -105,8 +105,8 @@ class ChunkWriter:
 
     def usage(self, usage: Usage) -> str:
         """Write the event with the usage, the last one before ``[DONE]``."""
-        found = {**self._identity.as_json(chunk=True), "choices": [], "usage": usage.as_json()}
-        return f"data: {dumps(found)}\n\n"
+        chunk = {**self._identity.as_json(chunk=True), "choices": [], "usage": usage.as_json()}
+        return f"data: {dumps(chunk)}\n\n"
 
 
 def _delta(piece: Piece) -> str:
@@ -124,8 +124,8 @@ def _delta(piece: Piece) -> str:
 def _call_delta(call: CallPiece) -> dict[str, Any]:
     if not call.name:
         return {"index": call.number, "function": {"arguments": call.arguments}}
-    begun = {"index": call.number, "id": new_call_id(), "type": "function"}
-    return {**begun, "function": {"name": call.name, "arguments": call.arguments}}
+    head = {"index": call.number, "id": new_call_id(), "type": "function"}
+    return {**head, "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def new_call_id() -> str:
@@ -178,18 +178,18 @@ class LogprobsWriter:
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
     ) -> dict[str, Any]:
         """Return those of the next tokens."""
-        found = [
+        entries = [
             (token_id, entry or TokenLogprobs(_LEAST_LOGPROB))
             for token_id, entry in zip(token_ids, logprobs, strict=True)
         ]
         if self._chat:
-            return {"content": [self._chat_entry(*one) for one in found], "refusal": None}
-        return self._completion(found)
+            return {"content": [self._chat_entry(*one) for one in entries], "refusal": None}
+        return self._completion(entries)
 
-    def _chat_entry(self, token_id: int, found: TokenLogprobs) -> dict[str, Any]:
-        tops = zip(found.top_token_ids, found.top_logprobs, strict=True)
+    def _chat_entry(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, Any]:
+        tops = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
         return {
-            **self._chat_token(token_id, found.logprob),
+            **self._chat_token(token_id, logprobs.logprob),
             "top_logprobs": [self._chat_token(i, logprob) for i, logprob in tops],
         }
 
@@ -200,10 +200,10 @@ class LogprobsWriter:
     def _name(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._as_ids else self._codec.token_text(token_id)[0]
 
-    def _completion(self, found: Sequence[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
+    def _completion(self, entries: Sequence[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
         tokens, offsets = [], []
         tops: list[dict[str, float] | None] = []
-        for token_id, entry in found:
+        for token_id, entry in entries:
             text, _ = self._codec.token_text(token_id)
             tokens.append(self._name(token_id))
             offsets.append(self._offset)
@@ -216,24 +216,24 @@ class LogprobsWriter:
         return {
             "tokens": tokens,
             "token_logprobs": [
-                None if entry is UNSCORED else _finite(entry.logprob) for _, entry in found
+                None if entry is UNSCORED else _finite(entry.logprob) for _, entry in entries
             ],
             "top_logprobs": tops,
             "text_offset": offsets,
         }
 
 
-def prompt_entry(codec: TextCodec, token_id: int, found: TokenLogprobs) -> dict[str, Any]:
+def prompt_entry(codec: TextCodec, token_id: int, logprobs: TokenLogprobs) -> dict[str, Any]:
     """Return vLLM's entry for a token of a prompt: the best, and itself, by their ids."""
-    ranks = {each: n for n, each in enumerate(found.top_token_ids, 1)}
-    pairs = zip(found.top_token_ids, found.top_logprobs, strict=True)
+    ranks = {each: n for n, each in enumerate(logprobs.top_token_ids, 1)}
+    pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
     return {
         str(each): {
             "logprob": _finite(logprob),
             "rank": ranks.get(each),
             "decoded_token": codec.token_text(each)[0],
         }
-        for each, logprob in {token_id: found.logprob, **dict(pairs)}.items()
+        for each, logprob in {token_id: logprobs.logprob, **dict(pairs)}.items()
     }
 
 
@@ -264,13 +264,13 @@ def status_of(code: Code) -> int:
 
 def error_body(error: HeadwayError, code: str | None = None) -> str:
     """Write OpenAI's error object; ``code`` is more exact than the error's own."""
-    found = {
+    error_object = {
         "message": error.message,
         "type": _STATUS[error.code][1],
         "param": error.param,
         "code": code or error.code.value,
     }
-    return dumps({"error": found})
+    return dumps({"error": error_object})
 
 
 def dumps(value: Any) -> str:

@@ -124,8 +124,8 @@ class HttpReplyBase:
             piece = NOTHING
         if not self.style.echo:
             return piece
-        shown = self.codec.detokeniser()
-        text = "".join(map(shown.push, output.prompt_token_ids)) + shown.flush()
+        detokeniser = self.codec.detokeniser()
+        text = "".join(map(detokeniser.push, output.prompt_token_ids)) + detokeniser.flush()
         return Piece("", text).then(piece)
 
     def _tokens(self, output: Output) -> tuple[Sequence[int], Sequence[TokenLogprobs | None]]:
@@ -252,10 +252,10 @@ class WholeReply(HttpReplyBase):
             "".join(p.answer for p in pieces),
             tuple(call for p in pieces for call in p.calls),
         )
-        token_ids, found = self._tokens(output)
+        token_ids, scores = self._tokens(output)
         logprobs = None
         if self.style.logprobs:
-            logprobs = self._logprobs_of(index).write(token_ids, found)
+            logprobs = self._logprobs_of(index).write(token_ids, scores)
         if self.style.chat:
             reasoning = self.codec.markers is not None or bool(piece.reasoning)
             choice = chat_choice(index, piece, self._ends[index], logprobs, reasoning=reasoning)
@@ -292,14 +292,14 @@ class ItemReply(HttpReplyBase, ABC):
         if not self._has_begun:
             self._has_begun = True
             self._begin()
-        begun = list(takewhile(lambda call: not call.name, piece.calls))
-        for call in begun:  # the rest of a call is before the text that came with it
+        continued = list(takewhile(lambda call: not call.name, piece.calls))
+        for call in continued:  # the rest of a call is before the text that came with it
             self._call(call)
         if piece.reasoning:
             self._grow("reasoning", piece.reasoning)
         if piece.answer:
             self._grow("message", piece.answer)
-        for call in piece.calls[len(begun) :]:
+        for call in piece.calls[len(continued) :]:
             self._call(call)
         body = self._finish(output, end) if end is not None else {}
         if end is not None:

@@ -227,8 +227,8 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], param: str) ->
 
 
 def _reasoning(parts: Any) -> str:
-    found = parts if isinstance(parts, list) else ()
-    return "".join(str(part.get("text", "")) for part in found if isinstance(part, dict))
+    listed = parts if isinstance(parts, list) else ()
+    return "".join(str(part.get("text", "")) for part in listed if isinstance(part, dict))
 
 
 def _add_message(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:

@@ -129,9 +129,9 @@ def read(model: type[F], fields: Mapping[str, Any]) -> F:
 def _refusal(error: ValidationError, neutral: Neutral) -> HeadwayError:
     """Turn pydantic's errors into one of ours: the deepest one, with all alternatives there."""
     errors = [(_path(one["loc"]), one) for one in error.errors(include_url=False)]
-    path, found = max(errors, key=lambda entry: len(entry[0]))
+    path, deepest = max(errors, key=lambda entry: len(entry[0]))
     param = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)[1:]
-    match found["type"]:
+    match deepest["type"]:
         case "missing":
             message = f"{param} is missing; it is required"
         case "extra_forbidden":
@@ -140,17 +140,17 @@ def _refusal(error: ValidationError, neutral: Neutral) -> HeadwayError:
         case "string_unicode":
             message = f"{param} is not valid Unicode: it has half of a surrogate pair"
         case "union_tag_invalid":
-            context = found["ctx"]
+            context = deepest["ctx"]
             tag, known = context["tag"][1:], context["expected_tags"].replace("~", "")
             message = f"{param}.type is {tag!r}; it must be one of {known}"
             if tag in ("", "None"):
                 message = f"{param} must be an object with a type, one of {known}"
         case _:
-            shown = repr(found["input"])
-            shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+            text = repr(deepest["input"])
+            text = text if len(text) <= 80 else f"{text[:77]}..."
             limits = (one["msg"].partition(" should ")[2] for at, one in errors if at == path)
             limit = _PYDANTICS.sub("", " or ".join(limits).replace("dictionary", "object"))
-            message = f"{param} is {shown}; it must {limit or 'fit into 64 bits'}"
+            message = f"{param} is {text}; it must {limit or 'fit into 64 bits'}"
     return HeadwayError(Code.INVALID_ARGUMENT, message, param=param)
 
 
@@ -167,15 +167,15 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
     would be read as infinity.
     """
     try:
-        found = from_json(body, allow_inf_nan=False)
+        parsed = from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise _bad_body(_trouble(body, str(error))) from error
-    if _GREAT.search(body) and not _is_finite(found):
+    if _GREAT.search(body) and not _is_finite(parsed):
         raise _bad_body("has a number beyond 1.8e308")
-    if not isinstance(found, dict):
-        kind = _JSON_KINDS.get(type(found), "number")
+    if not isinstance(parsed, dict):
+        kind = _JSON_KINDS.get(type(parsed), "number")
         raise _bad_body(f"is a JSON {kind}; it must be an object")
-    return found
+    return parsed
 
 
 def _is_finite(value: Any) -> bool:

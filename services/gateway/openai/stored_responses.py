@@ -43,15 +43,15 @@ class StoredResponses:
     def find(self, tenant: str, response_id: str) -> ResponseHistory:
         """Return a tenant's response; NOT_FOUND for one that is not kept."""
         own = self._by_tenant.get(tenant)
-        found = None if own is None else own.get(response_id)
-        if found is None or self._now() - found.stored_at > self._longest:
+        stored = None if own is None else own.get(response_id)
+        if stored is None or self._now() - stored.stored_at > self._longest:
             message = (
                 f"there is no response {response_id[:100]!r} here: it was not stored, or it is "
                 f"over {self._longest:g} s old, or newer ones took its place, or another gateway "
                 "has it; send the whole conversation as input, without previous_response_id"
             )
             raise HeadwayError(Code.NOT_FOUND, message, param="previous_response_id")
-        return found.history
+        return stored.history
 
     def keep(self, tenant: str, response_id: str, history: ResponseHistory) -> None:
         """Store a response, unless it is longer than all may be together."""

@@ -48,8 +48,8 @@ def named(name: str) -> Format:
 
 def format_of(template: str) -> Format:
     """Return the format that a chat template shows; Hermes' where it shows none."""
-    found = (each for each in FORMATS.values() if any(sign in template for sign in each.signs))
-    return next(found, FORMATS["hermes"])
+    formats = (each for each in FORMATS.values() if any(sign in template for sign in each.signs))
+    return next(formats, FORMATS["hermes"])
 
 
 class CallPiece(NamedTuple):

@@ -72,12 +72,12 @@ def closed(schema: Any, place: str) -> Any:
         return [closed(part, place) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
-    found = {
+    copy = {
         word: place + value[1:]
         if word == "$ref" and isinstance(value, str) and value.startswith("#")
         else closed(value, place)
         for word, value in schema.items()
     }
-    if isinstance(found.get("properties"), dict) and found.get("type") == "object":
-        found.setdefault("additionalProperties", False)
-    return found
+    if isinstance(copy.get("properties"), dict) and copy.get("type") == "object":
+        copy.setdefault("additionalProperties", False)
+    return copy

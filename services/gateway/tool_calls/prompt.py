@@ -24,15 +24,15 @@ For each call, return a JSON object with its name and arguments within {begin}{e
 
 def with_tools(messages: Sequence[Message], tools: Sequence[Message]) -> list[Message]:
     """Return the messages with the tools described in the system's, and calls as text."""
-    found: list[Message] = [_as_text(message) for message in messages]
+    as_texts: list[Message] = [_as_text(message) for message in messages]
     if not tools:
-        return found
+        return as_texts
     described = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     words = _WORDS.format(tools=described, begin=BEGIN, end=END)
-    if found and found[0].get("role") == "system":
-        first = {**found[0], "content": f"{found[0]['content']}\n\n{words}"}
-        return [first, *found[1:]]
-    return [{"role": "system", "content": words}, *found]
+    if as_texts and as_texts[0].get("role") == "system":
+        first = {**as_texts[0], "content": f"{as_texts[0]['content']}\n\n{words}"}
+        return [first, *as_texts[1:]]
+    return [{"role": "system", "content": words}, *as_texts]
 
 
 def _as_text(message: Message) -> Message:

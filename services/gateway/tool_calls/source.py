@@ -112,19 +112,19 @@ class GrowingText:
                     emit(before.rstrip(_SPACES))
                 return marker
             keep = 0 if self.ended else max(_overlap(self.text, marker) for marker in markers)
-            shown = self.text[: len(self.text) - keep]
-            shown = shown if self.ended else shown.rstrip(_SPACES)
+            certain = self.text[: len(self.text) - keep]
+            certain = certain if self.ended else certain.rstrip(_SPACES)
             if emit is not None:
-                emit(self.take(len(shown)))
+                emit(self.take(len(certain)))
             if self.ended:
                 return ""
             yield
 
     def collect(self, *markers: str) -> Reading[tuple[str, str]]:
         """Return the text before the first of the markers, and the marker ("" at the end)."""
-        found: list[str] = []
-        marker = yield from self.until(*markers, emit=found.append)
-        return "".join(found), marker
+        parts: list[str] = []
+        marker = yield from self.until(*markers, emit=parts.append)
+        return "".join(parts), marker
 
     def say_rest(self) -> Reading[None]:
         """Say all text that is left."""
@@ -164,10 +164,10 @@ class GrowingText:
 
     def whole_value(self) -> Reading[object]:
         """Return one JSON value, None where it is none."""
-        found: list[str] = []
-        yield from self.value(found.append)
+        parts: list[str] = []
+        yield from self.value(parts.append)
         try:
-            return json.loads("".join(found))
+            return json.loads("".join(parts))
         except (ValueError, RecursionError):
             return None
 
@@ -205,9 +205,9 @@ class GrowingText:
                 yield from self.argue()
                 argued = True
             else:
-                found: list[str] = []
-                yield from self.value(found.append)
-                early, argued = "".join(found), True
+                parts: list[str] = []
+                yield from self.value(parts.append)
+                early, argued = "".join(parts), True
         if char == "}":
             self.take(1)
             if name and not argued:

@@ -100,12 +100,12 @@ def by_secret(
     """
 
     def identify(context: Context) -> Caller:
-        shown = shown_proof(context.invocation_metadata() or ())
-        if any(is_proof(shown, secret, port) for port in ports()):
+        proof = shown_proof(context.invocation_metadata() or ())
+        if any(is_proof(proof, secret, port) for port in ports()):
             return Caller("a service of this cluster", PEERS | {ServiceRole.CLIENT})
-        if not shown and for_clients:
+        if not proof and for_clients:
             return as_client(context)
-        what = "proves to know another secret" if shown else "does not prove to know its secret"
+        what = "proves to know another secret" if proof else "does not prove to know its secret"
         message = (
             f"only this cluster's services may call, and the caller {what}: "
             "give all of them the same --cluster-secret-file, or certificates"

@@ -78,9 +78,9 @@ def shown_proof(metadata: Iterable[tuple[str, Any]]) -> str:
     return agent.partition(" ")[0].removeprefix(_AGENT) if agent.startswith(_AGENT) else ""
 
 
-def is_proof(shown: str, secret: bytes, port: str) -> bool:
-    """Return whether ``shown`` proves knowledge of the secret to the server at ``port``."""
-    return hmac.compare_digest(shown.encode(), _proof(secret, port).encode())
+def is_proof(proof: str, secret: bytes, port: str) -> bool:
+    """Return whether ``proof`` proves knowledge of the secret to the server at ``port``."""
+    return hmac.compare_digest(proof.encode(), _proof(secret, port).encode())
 
 
 def _proof(secret: bytes, port: str) -> str:

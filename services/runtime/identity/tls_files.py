@@ -46,14 +46,14 @@ class TlsSource:
 
     def _stamps(self) -> Sequence[tuple[int, int, int]]:
         """Return what changes with a file's contents; a missing file is an error of ``read``."""
-        found = []
+        stamps = []
         for path in (self._certificate, self._key, self._authority):
             try:
                 stat = path.stat()
             except OSError as error:
                 raise _unreadable(path, error) from error
-            found.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
-        return found
+            stamps.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
+        return stamps
 
 
 def tls_options(place: Path) -> Mapping[str, Path]:

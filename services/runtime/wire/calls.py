@@ -187,12 +187,12 @@ async def replicas(channel: _Channel, *, within: float) -> Replicas:
     """Return what runs; wait for the connection."""
     request = supervisor_pb2.GetReplicasRequest()
     stub = supervisor_pb2_grpc.SupervisorStub(channel)
-    found = await _answer(stub.GetReplicas(request, timeout=within, wait_for_ready=True))
+    reply = await _answer(stub.GetReplicas(request, timeout=within, wait_for_ready=True))
     starts = [
         (start.number, InstanceStart(start.worker_id, start.role, start.seconds, start.warm))
-        for start in found.starts
+        for start in reply.starts
     ]
-    return Replicas(dict(found.num_workers), starts, found.num_standby)
+    return Replicas(dict(reply.num_workers), starts, reply.num_standby)
 
 
 async def scale(channel: _Channel, role: str, num_workers: int, *, within: float) -> None:

@@ -60,10 +60,10 @@ def pack_token_batch(batch: TokenBatch, *, now: float = 0.0) -> pb.TokenBatch:
     return packed
 
 
-def _pack_logprobs(packed: pb.TokenLogprobs, found: TokenLogprobs) -> None:
-    packed.logprob = found.logprob
-    packed.top_token_ids.extend(found.top_token_ids)
-    packed.top_logprobs.extend(found.top_logprobs)
+def _pack_logprobs(packed: pb.TokenLogprobs, logprobs: TokenLogprobs) -> None:
+    packed.logprob = logprobs.logprob
+    packed.top_token_ids.extend(logprobs.top_token_ids)
+    packed.top_logprobs.extend(logprobs.top_logprobs)
 
 
 def unpack_token_batch(packed: pb.TokenBatch, *, now: float = 0.0) -> TokenBatch:
@@ -76,8 +76,8 @@ def unpack_token_batch(packed: pb.TokenBatch, *, now: float = 0.0) -> TokenBatch
     num_tokens = len(packed.stream_ids)
     lengths = (len(packed.indices), len(packed.token_ids), len(packed.finish_reasons))
     if lengths != (num_tokens,) * 3:
-        shown = (num_tokens, *lengths)
-        raise invalid("the token arrays' lengths", shown, "equal")
+        all_lengths = (num_tokens, *lengths)
+        raise invalid("the token arrays' lengths", all_lengths, "equal")
     try:
         reasons = [_FROM_PB[reason] for reason in packed.finish_reasons]
     except KeyError as error:
@@ -142,12 +142,12 @@ def _require_position(position: int, num_tokens: int) -> None:
 
 
 def _unpack_logprobs(packed: pb.TokenBatch, num_tokens: int) -> dict[int, TokenLogprobs]:
-    found: dict[int, TokenLogprobs] = {}
+    by_position: dict[int, TokenLogprobs] = {}
     for entry in packed.logprobs:
         _require_position(entry.position, num_tokens)
         prompt = tuple(_one_unpacked(one) for one in entry.prompt)
-        found[entry.position] = _one_unpacked(entry, prompt)
-    return found
+        by_position[entry.position] = _one_unpacked(entry, prompt)
+    return by_position
 
 
 def _one_unpacked(entry: pb.TokenLogprobs, prompt: tuple[TokenLogprobs, ...] = ()) -> TokenLogprobs:

@@ -113,7 +113,7 @@ class TorchBackend:
     def _run(self, forward_pass: ForwardPass) -> PassResult:
         started_at = time.perf_counter()
         sampled: tuple[Sampled, ...] = ()
-        hidden, found, waited = None, NO_MASKS, 0.0
+        hidden, ready_masks, waited = None, NO_MASKS, 0.0
         drawn, self._drawn = self._drawn, {}
         before, self._late = self._late, frozenset()
         self._scores.forget(forward_pass.ended)
@@ -127,9 +127,9 @@ class TorchBackend:
                     states = self._model.compute(layout)
                     self._scores.gather(states, layout, items)
                     if masks is not None:
-                        found, waited = _ready(masks, started_at, items)
-                        self._late = masks.late(found)
-                    sampled = self._draw(states, layout, items, found)
+                        ready_masks, waited = _ready(masks, started_at, items)
+                        self._late = masks.late(ready_masks)
+                    sampled = self._draw(states, layout, items, ready_masks)
                     hidden = of_hidden(hidden_rows(states, layout, forward_pass), forward_pass)
         self._drawn = {each.key: each.token_id for each in sampled}
         pass_time = time.perf_counter() - started_at - waited
@@ -282,8 +282,8 @@ def _ready(masks: PassMasks, started_at: float, items: Sequence[PassItem]) -> tu
     """
     computed_at = time.perf_counter()
     longest = computed_at - started_at
-    found = masks.result(patience(items) * longest if group_size() == 1 else None)
-    return found, time.perf_counter() - computed_at
+    ready_masks = masks.result(patience(items) * longest if group_size() == 1 else None)
+    return ready_masks, time.perf_counter() - computed_at
 
 
 def patience(items: Sequence[PassItem]) -> float:

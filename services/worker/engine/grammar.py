@@ -124,8 +124,8 @@ class Grammars:
 
         with self._changed:
             self._changed.wait_for(ready, timeout)
-            found = ((key, self._sent[key].mask) for key in keys if key in self._sent)
-            return {key: mask for key, mask in found if mask is not None}
+            masks = ((key, self._sent[key].mask) for key in keys if key in self._sent)
+            return {key: mask for key, mask in masks if mask is not None}
 
     # --- the process ------------------------------------------------------------------
 

@@ -125,14 +125,14 @@ class GrammarState:
             anything[[token for token in (*stops, *ends) if token < vocab_size]] = 0
             return Mask(anything, False, self.constraints.reasoning_end[0])
         matcher = self._matcher
-        found = admitted(matcher, vocab_size)
+        admissible = admitted(matcher, vocab_size)
         if matcher.is_error():
             raise ValueError(first_line(matcher.get_error()))
         if matcher.is_accepting():
-            found[[token for token in stops if token < vocab_size]] = 1
+            admissible[[token for token in stops if token < vocab_size]] = 1
         if self._may_begin():
-            found[self.constraints.reasoning_start[0]] = 1
-        return Mask(found[:vocab_size], matcher.is_stopped())
+            admissible[self.constraints.reasoning_start[0]] = 1
+        return Mask(admissible[:vocab_size], matcher.is_stopped())
 
 
 class MaskMaker:

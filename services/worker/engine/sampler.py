@@ -85,8 +85,8 @@ class Drawing:
     def read(self) -> list[Drawn]:
         """Wait for it; return each row's token, or ``problem_of``'s number."""
         if self._ids is None:
-            found = zip(self._best.tolist(), self.tokens.tolist(), strict=True)
-            return [(token if isfinite(value) else NOT_FINITE, None) for value, token in found]
+            pairs = zip(self._best.tolist(), self.tokens.tolist(), strict=True)
+            return [(token if isfinite(value) else NOT_FINITE, None) for value, token in pairs]
         logprobs = {} if self._logprobs is None else self._logprobs.read()
         return [(token, logprobs.get(n)) for n, token in enumerate(self._ids.tolist())]
 

@@ -19,7 +19,7 @@ class PromptScores:
 
     def __init__(self, lm_head: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._lm_head = lm_head
-        self._found: dict[StreamKey, dict[int, TokenLogprobs]] = {}
+        self._scores: dict[StreamKey, dict[int, TokenLogprobs]] = {}
 
     def gather(self, states: torch.Tensor, layout: PassLayout, items: Sequence[PassItem]) -> None:
         """Take a pass's share of them from ``states`` (rows, hidden size)."""
@@ -28,13 +28,13 @@ class PromptScores:
                 continue
             prompt = item.prompt_token_ids
             after = prompt[item.start + 1 : item.start + 1 + len(item.token_ids)]
-            found = self._found.setdefault(item.key, {})
+            by_place = self._scores.setdefault(item.key, {})
             first = last + 1 - len(item.token_ids)
             for place in range(0, len(after), _PART):
                 tokens = after[place : place + _PART]
                 rows = states[first + place : first + place + len(tokens)]
                 scores = self._score(rows, tokens, item.sampling.num_prompt_logprobs)
-                found.update(enumerate(scores, item.start + 1 + place))
+                by_place.update(enumerate(scores, item.start + 1 + place))
 
     def _score(
         self, rows: torch.Tensor, tokens: Sequence[int], count: int
@@ -49,14 +49,14 @@ class PromptScores:
 
     def take(self, item: PassItem) -> tuple[TokenLogprobs, ...]:
         """Return and clear those of an item whose first token is drawn; () if some are missing."""
-        found = self._found.pop(item.key, {})
+        by_place = self._scores.pop(item.key, {})
         wanted = range(1, len(item.prompt_token_ids))
-        return tuple(found[n] for n in wanted) if len(found) == len(wanted) else ()
+        return tuple(by_place[n] for n in wanted) if len(by_place) == len(wanted) else ()
 
     def forget(self, ended: Iterable[StreamKey]) -> None:
         """Drop those of requests that have left this worker."""
         for key in ended:
-            self._found.pop(key, None)
+            self._scores.pop(key, None)
 
 
 def _goes_on(item: PassItem) -> bool:

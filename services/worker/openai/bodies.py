@@ -207,17 +207,17 @@ def read_scores(
     HeadwayError and other exceptions for a reply that cannot be read.
     """
     count = request.sampling.num_prompt_logprobs or 0
-    told = reply["choices"][0]["prompt_logprobs"]
-    pairs = zip(request.prompt_token_ids, told, strict=True)
+    entries = reply["choices"][0]["prompt_logprobs"]
+    pairs = zip(request.prompt_token_ids, entries, strict=True)
     return tuple(_score(token, entry, count, vocab_size) for token, entry in [*pairs][1:])
 
 
 def _score(
     token: int, entry: Mapping[str, Mapping[str, Any]], count: int, vocab_size: int
 ) -> TokenLogprobs:
-    found = {_token_id(int(name), vocab_size): float(e["logprob"]) for name, e in entry.items()}
-    best = sorted(found, key=lambda each: -found[each])[:count]
-    return TokenLogprobs(found[token], tuple(best), tuple(found[each] for each in best))
+    logprobs = {_token_id(int(name), vocab_size): float(e["logprob"]) for name, e in entry.items()}
+    best = sorted(logprobs, key=lambda each: -logprobs[each])[:count]
+    return TokenLogprobs(logprobs[token], tuple(best), tuple(logprobs[each] for each in best))
 
 
 def with_scores(drawn: Drawn, scores: tuple[TokenLogprobs, ...]) -> Drawn:
@@ -235,17 +235,17 @@ def _token_id(token: object, vocab_size: int) -> int:
 
 def _finish_reason(choice: Mapping[str, Any]) -> FinishReason | None:
     """Return why an output has ended, None if it continues."""
-    told = choice.get("finish_reason")
-    return None if not told else _REASONS.get(told, FinishReason.STOP)
+    reason = choice.get("finish_reason")
+    return None if not reason else _REASONS.get(reason, FinishReason.STOP)
 
 
 def _read_logprobs(choice: Mapping[str, Any], vocab_size: int) -> tuple[TokenLogprobs, ...]:
     """Return the log probabilities of a choice's tokens; none where it has none."""
-    told = choice.get("logprobs")
-    if not told or not told.get("token_logprobs"):
+    logprobs = choice.get("logprobs")
+    if not logprobs or not logprobs.get("token_logprobs"):
         return ()
-    chosen = told["token_logprobs"]
-    tops = told.get("top_logprobs") or [{}] * len(chosen)
+    chosen = logprobs["token_logprobs"]
+    tops = logprobs.get("top_logprobs") or [{}] * len(chosen)
     pairs = zip(chosen, tops, strict=True)
     return tuple(_entry(own, top or {}, vocab_size) for own, top in pairs)
 

@@ -181,8 +181,8 @@ async def _found(args: EndpointArgs) -> Sequence[Listed]:
             async with asyncio.timeout(args.start_patience):
                 while True:
                     try:
-                        if found := await resolve(entries, lambda pool: pools[pool].endpoints):
-                            return found
+                        if endpoints := await resolve(entries, lambda pool: pools[pool].endpoints):
+                            return endpoints
                     except OSError as error:
                         problem = str(error)
                     await asyncio.sleep(_PAUSE)
@@ -204,17 +204,17 @@ def examine(
     with httpx.Client(base_url=args.root, headers=args.headers(), timeout=60.0) as client:
         listed = _models(client, args)
         known = [m["id"] for m in listed]
-        found = next((m for m in listed if m["id"] == args.model or not args.model), None)
-        if found is None:
+        entry = next((m for m in listed if m["id"] == args.model or not args.model), None)
+        if entry is None:
             raise invalid("engine_args.model", args.model, f"one of {', '.join(known)}")
         for name in adapters:
             if name not in known:
                 raise invalid("lora", name, f"an adapter of the endpoint: {', '.join(known)}")
-        length = max_model_len or int(found.get("max_model_len") or 0)
+        length = max_model_len or int(entry.get("max_model_len") or 0)
         if not length:
             message = f"{args.url} does not say how long requests may be: give --max-model-len"
             raise HeadwayError(Code.FAILED_PRECONDITION, message, param="max_model_len")
-        probe = _Probe(client, found["id"], args)
+        probe = _Probe(client, entry["id"], args)
         if not probe.returns_token_ids():
             message = (
                 f"{args.url} does not return token ids ('return_token_ids'), without which no "
@@ -226,7 +226,7 @@ def examine(
         )
         return KnownEndpoint(
             args,
-            found["id"],
+            entry["id"],
             length,
             args.capacity_tokens or _capacity(client) or 64 * length,
             takes_priority,
@@ -305,8 +305,8 @@ def _capacity(client: httpx.Client) -> int:
         text = client.get("/metrics").text
     except httpx.TransportError:
         return 0
-    told = re.search(r"vllm:cache_config_info\{([^}]*)\}", text)
-    labels = dict(re.findall(r'(\w+)="(\d+)"', told.group(1))) if told else {}
+    match = re.search(r"vllm:cache_config_info\{([^}]*)\}", text)
+    labels = dict(re.findall(r'(\w+)="(\d+)"', match.group(1))) if match else {}
     return int(labels.get("num_gpu_blocks", 0)) * int(labels.get("block_size", 0))
 
 
@@ -321,7 +321,7 @@ def eos_token_ids(model: str) -> tuple[int, ...]:
     """Return the tokens that end an output, as the model's files say; empty if they do not."""
     for name in ("generation_config.json", "config.json"):
         file = model_file(model, name)
-        found = json.loads(file.read_text()).get("eos_token_id") if file is not None else None
-        if found is not None:
-            return tuple(found) if isinstance(found, list) else (int(found),)
+        ids = json.loads(file.read_text()).get("eos_token_id") if file is not None else None
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list) else (int(ids),)
     return ()

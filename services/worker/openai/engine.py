@@ -440,12 +440,12 @@ class OpenAIEngine:
     ) -> bool:
         """Take one event of a stream; return whether the request has ended with it."""
         if "error" in event:
-            error, told = event["error"], str(event["error"])[:_LONGEST_ERROR]
+            error, text = event["error"], str(event["error"])[:_LONGEST_ERROR]
             status = error.get("code") if isinstance(error, dict) else None
             if status in _REFUSALS:  # vLLM looks at some fields after it has begun the stream
-                self._refused(request.key, status, told)
+                self._refused(request.key, status, text)
             else:
-                self._fail(request.key, "the endpoint failed while it computed this request", told)
+                self._fail(request.key, "the endpoint failed while it computed this request", text)
             return True
         for choice in event.get("choices", ()):
             most = request.sampling.max_tokens - len(output)
@@ -474,8 +474,10 @@ class OpenAIEngine:
         self, key: StreamKey, message: str, details: str | Exception, code: Code = Code.INTERNAL
     ) -> None:
         """End a request; its client reads the message, and the log has the details, too."""
-        told = {"exc_info" if isinstance(details, Exception) else "details": details}
-        self._log.error("endpoint_failed_request", stream_id=key.stream_id, problem=message, **told)
+        fields = {"exc_info" if isinstance(details, Exception) else "details": details}
+        self._log.error(
+            "endpoint_failed_request", stream_id=key.stream_id, problem=message, **fields
+        )
         self._say(Drawn(key, (), FinishReason.ERROR, message=message, code=code))
 
     # --- the endpoints ----------------------------------------------------------------
@@ -504,8 +506,8 @@ class OpenAIEngine:
             for key, stream in self._streams.items():
                 seconds = self._pace.overdue(stream)
                 if seconds:
-                    told = {"stream_id": key.stream_id, "seconds": round(seconds, 1)}
-                    self._log.warning("endpoint_stream_is_silent", **told)
+                    fields = {"stream_id": key.stream_id, "seconds": round(seconds, 1)}
+                    self._log.warning("endpoint_stream_is_silent", **fields)
                     stream.limit.reschedule(_now())
 
     # --- passes -----------------------------------------------------------------------

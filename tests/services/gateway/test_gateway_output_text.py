@@ -163,6 +163,6 @@ def test_a_scanner_shows_all_before_the_first_stop_string_however_text_arrives(
     if not ends:
         assert shown + scanner.flush() == text
         return
-    assert scanner.found
+    assert scanner.stop
     assert any(text[len(shown) :].startswith(stop) for stop in stops)
     assert not any(stop in text[: len(shown)] for stop in stops)

@@ -60,10 +60,10 @@ def _load() -> ctypes.CDLL:
 def _compiler() -> list[str]:
     """Return the compiler's command: ``CXX`` if it is set."""
     chosen = shlex.split(os.environ.get("CXX", ""))
-    found = chosen or [path for name in _COMPILERS if (path := shutil.which(name))][:1]
-    if not found:
+    command = chosen or [path for name in _COMPILERS if (path := shutil.which(name))][:1]
+    if not command:
         raise FileNotFoundError("no C++ compiler: install g++, or set CXX to one")
-    return found
+    return command
 
 
 def _own_folder() -> Path:

@@ -111,7 +111,7 @@ def _is_as_expected(products: ctypes.CDLL, packed: torch.Tensor) -> bool:
     rows = torch.randn(3, packed.shape[1], generator=generator).bfloat16()
     operator = torch.ops.mkldnn._linear_pointwise.default
     expected = operator(rows, packed, None, "none", [], "").float()
-    found = FewRows(products, packed).product(rows, None).float()
+    product = FewRows(products, packed).product(rows, None).float()
     if not expected.isfinite().all():
         return False
-    return bool((found - expected).norm() <= _TOLERANCE * expected.norm())
+    return bool((product - expected).norm() <= _TOLERANCE * expected.norm())

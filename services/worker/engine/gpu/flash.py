@@ -52,5 +52,5 @@ def flash_prefill_attention(
         softmax_scale=scale,
         causal=True,
     )
-    found: torch.Tensor = attended[0]  # the second is the sum of weights
-    return found if output is None else output.copy_(found)
+    attention: torch.Tensor = attended[0]  # the second is the sum of weights
+    return attention if output is None else output.copy_(attention)
