@@ -81,7 +81,7 @@ class WhatIf:
                 name: ServiceClass(name, **promise) for name, promise in asked["classes"].items()
             }
             texts = {name: str(asked[name]) for name in ("profile", "preset", "policy", "settings")}
-            found = cls(
+            what_if = cls(
                 requests,
                 classes,
                 float(asked["ttft"]),
@@ -101,9 +101,9 @@ class WhatIf:
             raise invalid("requests", len(requests), f"from 1 to {MOST_REQUESTS}")
         if not workers or min(workers.values()) < 1 or sum(workers.values()) > MOST_WORKERS:
             raise invalid("workers", dict(asked["workers"]), f"from 1 to {MOST_WORKERS} together")
-        if found.marked is not None and not 0 <= found.marked < len(requests):
-            raise invalid("marked", found.marked, f"from 0 to {len(requests) - 1}")
-        return found
+        if what_if.marked is not None and not 0 <= what_if.marked < len(requests):
+            raise invalid("marked", what_if.marked, f"from 0 to {len(requests) - 1}")
+        return what_if
 
     def spec(self) -> ClusterSpec:
         """Return the cluster."""
@@ -173,8 +173,8 @@ def replay(asked: WhatIf) -> dict[str, Any]:
         }
         kept = asked.is_kept(int(record.request_id), latencies) if record.finished else False
         replayed.append((record.arrival_at, kept, record.ttft))
-    told = {int(record.request_id) for record in records}
-    missing = (place for place in range(len(asked.requests)) if place not in told)
+    ended = {int(record.request_id) for record in records}
+    missing = (place for place in range(len(asked.requests)) if place not in ended)
     replayed += [(asked.requests[place].arrival, False, None) for place in missing]  # never ended
     recorded = [
         (each.arrival, _recorded_kept(asked, place), each.ttft)
@@ -200,14 +200,14 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     why.
     """
     asked = WhatIf.read(question)
-    found = replay(asked)
+    reply = replay(asked)
     if control := question.get("control"):
         try:
             own = WhatIf.read({**question, **control})
-            found["control"] = found["replayed"] if own == asked else replay(own)["replayed"]
+            reply["control"] = reply["replayed"] if own == asked else replay(own)["replayed"]
         except HeadwayError as error:
-            found["control"] = error.message
-    return found
+            reply["control"] = error.message
+    return reply
 
 
 def _simulated(asked: WhatIf, spec: ClusterSpec) -> tuple[str, list[Record]]:
@@ -268,7 +268,7 @@ def _figures(latencies: Iterable[tuple[float, bool | None, float | None]]) -> di
         if ttft is not None:
             times.append(ttft)
     times.sort()
-    every = [kept for found in bins.values() for kept in found]
+    every = [kept for each_bin in bins.values() for kept in each_bin]
     return {
         "curve": [[place * BIN, sum(bins[place]) / len(bins[place])] for place in sorted(bins)],
         "kept": sum(every) / len(every) if every else None,
@@ -280,12 +280,12 @@ def _figures(latencies: Iterable[tuple[float, bool | None, float | None]]) -> di
 def main() -> int:
     """Read a replay, and write what comes of it, or why it cannot be."""
     try:
-        found = answer(json.load(sys.stdin))
+        reply = answer(json.load(sys.stdin))
     except HeadwayError as error:
-        found = {"error": error.message, "code": error.code.value}
+        reply = {"error": error.message, "code": error.code.value}
     except ValueError as error:
-        found = {"error": f"this is no JSON: {error}", "code": Code.INVALID_ARGUMENT.value}
-    json.dump(found, sys.stdout)
+        reply = {"error": f"this is no JSON: {error}", "code": Code.INVALID_ARGUMENT.value}
+    json.dump(reply, sys.stdout)
     return 0
 
 

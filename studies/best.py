@@ -29,10 +29,10 @@ def saturation(
     left = [(p, t, _FIRST_RATE * _size(t)) for p, all_ in places.items() for t in all_]
     while left:
         jobs = [Job(place, PLAIN, rate, TUNED, topology) for place, topology, rate in left]
-        found = Results.of(measure, jobs, num_processes)
+        results = Results.of(measure, jobs, num_processes)
         left = []
         for job in jobs:
-            served = found.rows[job]["served"]
+            served = results.rows[job]["served"]
             most[job.scenario] = max(most[job.scenario], served)
             if served >= _KEEPS_UP * job.rate:
                 left.append((job.scenario, job.topology, 2 * job.rate))
@@ -60,11 +60,11 @@ def best_topologies(
         for topology in all_
         if len(all_) > 1
     ]
-    found = Results.of(measure, jobs, num_processes)
+    results = Results.of(measure, jobs, num_processes)
     best = {(p, s): all_[0] for p, (_, all_) in places.items() for s in systems_of(p)}
     kept: dict[tuple[str, str], float] = {}
     for job in jobs:
-        key, share = (job.scenario, job.system), found.rows[job]["attainment"]
+        key, share = (job.scenario, job.system), results.rows[job]["attainment"]
         if share > kept.get(key, -1.0):
             kept[key], best[key] = share, job.topology
     return best

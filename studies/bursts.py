@@ -124,8 +124,8 @@ def _window(path: Path, rate: float, rng: random.Random) -> list[TraceRow]:
     rows = trace.faster(rate / trace.mean_rate).rows
     last = max(0.0, rows[-1].arrival_at - SECONDS)
     for begin in (rng.uniform(0.0, last) for _ in range(_MOST_DRAWS)):
-        if shown := [row for row in rows if begin <= row.arrival_at < begin + SECONDS]:
-            return [replace(row, arrival_at=row.arrival_at - begin) for row in shown]
+        if window := [row for row in rows if begin <= row.arrival_at < begin + SECONDS]:
+            return [replace(row, arrival_at=row.arrival_at - begin) for row in window]
     raise ValueError(f"{path}: no request in {_MOST_DRAWS} windows of {SECONDS:g} s")
 
 

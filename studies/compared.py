@@ -41,11 +41,13 @@ class Compared:
     asked: Expected
     beside: tuple[str, ...] = ()
 
-    def judged(self, paper: str, where: str, found: Results) -> Claim:
+    def judged(self, paper: str, where: str, results: Results) -> Claim:
         """Return the row; ``where``: the scenario for people."""
         (at, rate), (figure, unit) = self.place, self.quantity
-        pair = found.pair(at, self.systems, rate, figure)
-        others = (f"{name} {found.sample(at, name, rate, figure).mean:.3g}" for name in self.beside)
+        pair = results.pair(at, self.systems, rate, figure)
+        others = (
+            f"{name} {results.sample(at, name, rate, figure).mean:.3g}" for name in self.beside
+        )
         row = judged(paper, self.claim, f"{where}; {unit}", self.asked, pair, self.systems[0])
         return replace(row, note="; ".join([row.note, *others]))
 
@@ -61,7 +63,7 @@ def judged(
     """Return a row with the bar's verdict on the changes of a pair of systems, seed by seed."""
     value, bar, why = asked
     changes = bar.changes(*pair)
-    found = f"{bar.told(changes.mean)} ± {bar.told(changes.spread).lstrip('+')}"
+    change = f"{bar.told(changes.mean)} ± {bar.told(changes.spread).lstrip('+')}"
     return Claim(
         paper,
         claim,
@@ -69,17 +71,17 @@ def judged(
         value,
         *pair,
         holds=(holds := bar.judge(changes)),
-        note=f"{found}; {why}" if why and not holds else found,
+        note=f"{change}; {why}" if why and not holds else change,
         against=against,
         asked=bar.shown(changes),
     )
 
 
 def claims(
-    paper: str, rows: Iterable[Compared], places: Mapping[str, str], found: Results
+    paper: str, rows: Iterable[Compared], places: Mapping[str, str], results: Results
 ) -> list[Claim]:
     """Return every row; ``places``: scenarios for people."""
-    return [row.judged(paper, _where(places, *row.place), found) for row in rows]
+    return [row.judged(paper, _where(places, *row.place), results) for row in rows]
 
 
 def _where(places: Mapping[str, str], at: str, rate: float) -> str:

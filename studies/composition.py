@@ -38,13 +38,13 @@ def measure(job: Job) -> Row:
 class Composition:
     """The rows of all systems; ``rates``: by share of saturation. ``best``: topologies."""
 
-    found: Results
+    results: Results
     rates: Mapping[float, float]
     best: Mapping[tuple[str, str], str]
 
     def sample(self, system: str, share: float, figure: str = "attainment") -> PerSeed:
         """Return a figure over the seeds."""
-        return self.found.sample(SCENARIO, system, self.rates[share], figure)
+        return self.results.sample(SCENARIO, system, self.rates[share], figure)
 
 
 def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
@@ -77,7 +77,7 @@ def compare(seeds: Sequence[int], num_processes: int) -> Composition:
 
 def _of_users(all_: Composition, system: str, share: float) -> str:
     """Say the tails of each class; seconds."""
-    row = next(iter(all_.found.rows.values()))
+    row = next(iter(all_.results.rows.values()))
     tails = (
         f"{title} {all_.sample(system, share, name).mean:.3g}"
         for name, title in TITLES.items()
@@ -89,7 +89,7 @@ def _of_users(all_: Composition, system: str, share: float) -> str:
 def _against(all_: Composition, share: float, systems: Sequence[str]) -> Claim:
     """Compare with the best of some systems."""
     rate = all_.rates[share]
-    other = all_.found.best(SCENARIO, systems, rate, "attainment", most=True)
+    other = all_.results.best(SCENARIO, systems, rate, "attainment", most=True)
     before, after = all_.sample(other, share), all_.sample(OURS, share)
     kinds = {
         (PLAIN,): "a plain deployment",
@@ -107,7 +107,7 @@ def _against(all_: Composition, share: float, systems: Sequence[str]) -> Claim:
     is_full = min(after.mean, before.mean) >= _ALL
     said = [
         claim.note,
-        shown(all_.found, SCENARIO, (*systems, OURS), rate, all_.best),
+        shown(all_.results, SCENARIO, (*systems, OURS), rate, all_.best),
         *(_of_users(all_, system, share) for system in (other, OURS)),
     ]
     return replace(

@@ -62,14 +62,14 @@ class ConversationLoad:
         return Conditions(self._kinds(), network, limits=UNLIMITED)
 
     def _kinds(self) -> Instances:
-        found = []
+        kinds = []
         for role, count, name in self.instances:
             profile = load_profile(name)
             num_tokens = int(profile.kv_capacity_tokens * self.kv_share)
-            found.append(
+            kinds.append(
                 (InstanceSpec(role, replace(profile, kv_capacity_tokens=num_tokens)), count)
             )
-        return found
+        return kinds
 
     def make(self, seed: int) -> SessionLoad | list[SimRequest]:
         """Return the sessions of a seed, or requests where they come in an open loop."""

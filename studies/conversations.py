@@ -129,11 +129,11 @@ def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
 TITLES = ("load", "system", "seed", *FIGURES.values(), *SHARES.values())
 
 
-def table(found: Results) -> Iterator[tuple[str, ...]]:
+def table(results: Results) -> Iterator[tuple[str, ...]]:
     """Yield rows of cells: a load and a system, by seed and in the mean."""
-    for name in dict.fromkeys(job.scenario for job in found.rows):
+    for name in dict.fromkeys(job.scenario for job in results.rows):
         for system in SYSTEMS:
-            rows = {j.seed: r for j, r in found.rows.items() if j[:2] == (name, system.name)}
+            rows = {j.seed: r for j, r in results.rows.items() if j[:2] == (name, system.name)}
             if len(rows) > 1:
                 for seed, row in sorted(rows.items()):
                     yield name, system.name, str(seed), *_cells([row])
@@ -155,54 +155,54 @@ _HALF = 0.5
 _AIPERF_P99 = 0.43
 
 
-def claims(found: Results) -> list[Claim]:
+def claims(results: Results) -> list[Claim]:
     """Return the ratios to the best rival, load by load, and what is asked of all loads."""
-    names = list(dict.fromkeys(job.scenario for job in found.rows))
-    rows = [row for name in names for row in _against_the_best(found, name)]
-    rows += _cold_ones(found, names)
-    rows += _at_aiperfs_rate(found, names)
-    return [*rows, *_wins(found, names)]
+    names = list(dict.fromkeys(job.scenario for job in results.rows))
+    rows = [row for name in names for row in _against_the_best(results, name)]
+    rows += _cold_ones(results, names)
+    rows += _at_aiperfs_rate(results, names)
+    return [*rows, *_wins(results, names)]
 
 
-def _against_the_best(found: Results, name: str) -> Iterator[Claim]:
+def _against_the_best(results: Results, name: str) -> Iterator[Claim]:
     for figure, title in FIGURES.items():
-        if not _has(found, name, figure):
+        if not _has(results, name, figure):
             continue
-        best = found.best(name, RIVALS, 0.0, figure)
-        pair = found.pair(name, (best, OURS), 0.0, figure)
+        best = results.best(name, RIVALS, 0.0, figure)
+        pair = results.pair(name, (best, OURS), 0.0, figure)
         where = LOADS[name].title if name in LOADS else ""
         yield judged(PAPER, f"{name}: {title}", where, Expected("-", _AS_GOOD), pair, best)
 
 
-def _has(found: Results, name: str, figure: str) -> bool:
+def _has(results: Results, name: str, figure: str) -> bool:
     """Return whether every system has a figure under a load."""
-    return all(figure in row for job, row in found.rows.items() if job.scenario == name)
+    return all(figure in row for job, row in results.rows.items() if job.scenario == name)
 
 
-def _cold_ones(found: Results, names: Sequence[str]) -> Iterator[Claim]:
+def _cold_ones(results: Results, names: Sequence[str]) -> Iterator[Claim]:
     """Compare the P99 of cold prompts with SBS's, which does not know who holds what."""
     for name in names:
-        if _has(found, name, "cold_p99"):
-            pair = found.pair(name, (SBS, OURS), 0.0, "cold_p99")
+        if _has(results, name, "cold_p99"):
+            pair = results.pair(name, (SBS, OURS), 0.0, "cold_p99")
             claim, expected = f"{name}: TTFT P99 of cold prompts", Expected("-", _NO_LATER)
             yield judged(PAPER, claim, "s", expected, pair, SBS)
 
 
-def _at_aiperfs_rate(found: Results, names: Sequence[str]) -> Iterator[Claim]:
+def _at_aiperfs_rate(results: Results, names: Sequence[str]) -> Iterator[Claim]:
     if AIPERF in names:
-        ours = found.sample(AIPERF, OURS, 0.0, "ttft_p99")
+        ours = results.sample(AIPERF, OURS, 0.0, "ttft_p99")
         limit = PerSeed((_AIPERF_P99,) * len(ours.values))
         where, expected = LOADS[AIPERF].title, Expected("-", _NO_LATER)
         yield judged(PAPER, f"{AIPERF}: TTFT P99, s", where, expected, (limit, ours), "the bar")
 
 
-def _wins(found: Results, names: Sequence[str]) -> Iterator[Claim]:
+def _wins(results: Results, names: Sequence[str]) -> Iterator[Claim]:
     """Count the loads whose mean TTFT is less than every rival's; at least half are asked.
 
     A count has no noise of its own: the verdict is every seed's, and open where they differ.
     """
-    ratio = partial(_ratio, found)
-    shares = [sum(ratio(name, seed) < 1 for name in names) / len(names) for seed in _seeds(found)]
+    ratio = partial(_ratio, results)
+    shares = [sum(ratio(name, seed) < 1 for name in names) / len(names) for seed in _seeds(results)]
     title, where = "loads with a mean TTFT under every rival's", f"{len(names)} loads; share"
     before, after = PerSeed((_HALF,) * len(shares)), PerSeed((*shares,))
     holds = unanimous([share >= _HALF for share in shares])
@@ -210,10 +210,10 @@ def _wins(found: Results, names: Sequence[str]) -> Iterator[Claim]:
     yield Claim(PAPER, title, where, "-", before, after, holds, against="half", asked=asked)
 
 
-def _ratio(found: Results, name: str, seed: int) -> float:
-    rivals = [found.rows[Job(name, rival, 0.0, seed)]["ttft_mean"] for rival in RIVALS]
-    return found.rows[Job(name, OURS, 0.0, seed)]["ttft_mean"] / min(rivals)
+def _ratio(results: Results, name: str, seed: int) -> float:
+    rivals = [results.rows[Job(name, rival, 0.0, seed)]["ttft_mean"] for rival in RIVALS]
+    return results.rows[Job(name, OURS, 0.0, seed)]["ttft_mean"] / min(rivals)
 
 
-def _seeds(found: Results) -> list[int]:
-    return sorted({job.seed for job in found.rows})
+def _seeds(results: Results) -> list[int]:
+    return sorted({job.seed for job in results.rows})

@@ -108,13 +108,16 @@ def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
         for seed in seeds
         for system in systems_of(cell)
     ]
-    found = Results.of(measure, jobs, num_processes)
+    results = Results.of(measure, jobs, num_processes)
     claims = []
     for name, cell in cells.items():
-        claims += [*_attainment(found, name, rates[name], best), *_tails(found, name, rates[name])]
-        claims.append(_preemptions(found, name, rates[name]))
+        claims += [
+            *_attainment(results, name, rates[name], best),
+            *_tails(results, name, rates[name]),
+        ]
+        claims.append(_preemptions(results, name, rates[name]))
         if cell.scaling is not None:
-            claims.append(_gpus(found, name, rates[name]))
+            claims.append(_gpus(results, name, rates[name]))
     return claims
 
 
@@ -145,34 +148,34 @@ def present(paper: str, cells: Mapping[str, Cell]) -> Mapping[str, Cell]:
     for name, cell in cells.items():
         missing = cell.trace.missing if cell.trace else []
         if missing:
-            shown = ", ".join(map(str, missing))
-            print(f"{paper}: {name} is left out: no {shown}", file=sys.stderr)
+            names = ", ".join(map(str, missing))
+            print(f"{paper}: {name} is left out: no {names}", file=sys.stderr)
         else:
             there[name] = cell
     return there
 
 
 def _attainment(
-    found: Results, cell: str, rate: float, best: Mapping[tuple[str, str], str]
+    results: Results, cell: str, rate: float, best: Mapping[tuple[str, str], str]
 ) -> Iterator[Claim]:
     """Yield what ours keeps against the plain deployment, and against the best of all others."""
     systems = _systems_at(cell)
-    other = found.best(cell, systems[:-1], rate, "attainment", most=True)
-    note = shown(found, cell, systems, rate, best)
+    other = results.best(cell, systems[:-1], rate, "attainment", most=True)
+    note = shown(results, cell, systems, rate, best)
     for against in dict.fromkeys((PLAIN, other)):
         row = judged(
             PAPER,
             f"{cell}: SLO attainment against {against}",
             f"{cell}, {rate:g} requests/s; share",
             Expected("at least that", Bar(-AS_GOOD, at_least=True, by_points=True)),
-            found.pair(cell, (against, OURS), rate, "attainment"),
+            results.pair(cell, (against, OURS), rate, "attainment"),
             against,
         )
         yield replace(row, note=f"{row.note}; {note}")
 
 
 def shown(
-    found: Results,
+    results: Results,
     place: str,
     systems: Iterable[str],
     rate: float,
@@ -180,18 +183,18 @@ def shown(
 ) -> str:
     """Say the attainment of every system, and its topology."""
     return ", ".join(
-        f"{s} {found.sample(place, s, rate, 'attainment').mean:.1%} ({best[place, s]})"
+        f"{s} {results.sample(place, s, rate, 'attainment').mean:.1%} ({best[place, s]})"
         for s in systems
     )
 
 
-def _tails(found: Results, cell: str, rate: float) -> Iterator[Claim]:
+def _tails(results: Results, cell: str, rate: float) -> Iterator[Claim]:
     """Yield what each class pays or gains, against the plain deployment."""
-    known = found.rows[next(job for job in found.rows if job.scenario == cell)]
+    known = results.rows[next(job for job in results.rows if job.scenario == cell)]
     for name in (f"{bar}_p99" for bar in BARS):
         if name not in known:
             continue
-        pair = found.pair(cell, (PLAIN, OURS), rate, name)
+        pair = results.pair(cell, (PLAIN, OURS), rate, name)
         asked = Expected(f"at most {WORSE:+.0%}", pays_nothing(pair[0]))
         yield judged(PAPER, f"{cell}: {TITLES[name]}", f"{cell}; P99", asked, pair, PLAIN)
 
@@ -201,8 +204,8 @@ def pays_nothing(before: PerSeed) -> Bar:
     return Bar(max(before.mean * WORSE, NOTHING), by_points=True)
 
 
-def _preemptions(found: Results, cell: str, rate: float) -> Claim:
-    before, after = found.pair(cell, (PLAIN, OURS), rate, "preemptions")
+def _preemptions(results: Results, cell: str, rate: float) -> Claim:
+    before, after = results.pair(cell, (PLAIN, OURS), rate, "preemptions")
     return Claim(
         PAPER,
         f"{cell}: preemptions a request",
@@ -216,11 +219,11 @@ def _preemptions(found: Results, cell: str, rate: float) -> Claim:
     )
 
 
-def _gpus(found: Results, cell: str, rate: float) -> Claim:
+def _gpus(results: Results, cell: str, rate: float) -> Claim:
     pair, asked = (
-        found.pair(cell, (PLAIN, OURS), rate, "gpus"),
+        results.pair(cell, (PLAIN, OURS), rate, "gpus"),
         Expected(f"at most {WORSE:+.0%}", Bar(WORSE)),
     )
     claim = judged(PAPER, f"{cell}: mean GPUs", f"{cell}; GPUs", asked, pair, PLAIN)
-    each = (f"{s} {found.sample(cell, s, rate, 'gpus').mean:.1f}" for s in _systems_at(cell))
+    each = (f"{s} {results.sample(cell, s, rate, 'gpus').mean:.1f}" for s in _systems_at(cell))
     return replace(claim, note=f"{claim.note}; {', '.join(each)}")

@@ -96,9 +96,9 @@ def search(
                 jobs[key] = Job(place, system, rate, seed, topology)
         if not jobs:
             return searches
-        found = Results.of(measure, list(jobs.values()), num_processes)
+        results = Results.of(measure, list(jobs.values()), num_processes)
         for key, job in jobs.items():
-            searches[key].kept[job.rate] = found.rows[job]["attainment"]
+            searches[key].kept[job.rate] = results.rows[job]["attainment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,8 @@ class Goodputs:
 def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
     """Compare ours with the plain deployment and with the best of the rest, place by place."""
     places = present(PAPER, PLACES)
-    found = find(places, seeds, num_processes)
-    return [claim for place in places for claim in _claims(found, place)]
+    goodputs = find(places, seeds, num_processes)
+    return [claim for place in places for claim in _claims(goodputs, place)]
 
 
 def find(places: Mapping[str, Cell], seeds: Sequence[int], num_processes: int) -> Goodputs:
@@ -167,17 +167,18 @@ def _shown(system: str, ranked: Sequence[str]) -> Sequence[str]:
     return [ranked[0], *other[:1]]
 
 
-def _claims(found: Goodputs, place: str) -> Iterator[Claim]:
+def _claims(goodputs: Goodputs, place: str) -> Iterator[Claim]:
     for level in LEVELS:
-        rivals = {s: found.of(place, s, level) for s in SYSTEMS if s != OURS}
+        rivals = {s: goodputs.of(place, s, level) for s in SYSTEMS if s != OURS}
         best = max(rivals, key=lambda s: rivals[s].mean)
-        note = "; ".join(_said(found, place, s, level) for s in SYSTEMS)
+        note = "; ".join(_said(goodputs, place, s, level) for s in SYSTEMS)
         for against in dict.fromkeys((PLAIN, best)):
-            row = _row(place, level, against, rivals[against], found.of(place, OURS, level))
+            row = _row(place, level, against, rivals[against], goodputs.of(place, OURS, level))
             yield replace(row, note=f"{row.note}; {note}")
         for name, split in (("unified", False), ("split", True)):
             plain, ours = (
-                found.of(place, s, level, found.kind(place, s, split=split)) for s in (PLAIN, OURS)
+                goodputs.of(place, s, level, goodputs.kind(place, s, split=split))
+                for s in (PLAIN, OURS)
             )
             yield _row(place, level, PLAIN, plain, ours, f", both {name}")
 
@@ -189,8 +190,8 @@ def _row(
     return judged(PAPER, claim, f"{place}; requests/s of a GPU", asked, (theirs, ours), against)
 
 
-def _said(found: Goodputs, place: str, system: str, level: float) -> str:
-    rates = found.of(place, system, level)
-    topology = found.ranked[place, system][0]
+def _said(goodputs: Goodputs, place: str, system: str, level: float) -> str:
+    rates = goodputs.of(place, system, level)
+    topology = goodputs.ranked[place, system][0]
     noise = f" ± {rates.noise:.2g}" if isfinite(rates.noise) else ""
     return f"{system} {rates.mean:.3g}{noise} ({topology})"

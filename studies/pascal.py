@@ -183,10 +183,10 @@ def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
     ]
     jobs += [Job(HEAVY, system, HEAVY_RATE, seed) for system in main for seed in seeds]
     jobs += [Job(CROWDED, s, 0.0, seed) for s in (STAYS, OURS) for seed in seeds]
-    found = Results.of(measure, jobs, num_processes)
+    results = Results.of(measure, jobs, num_processes)
     return [
-        *_bins(found, seeds),
-        *compared.claims(PAPER, [*_readers(), *_boundary()], _PLACES, found),
+        *_bins(results, seeds),
+        *compared.claims(PAPER, [*_readers(), *_boundary()], _PLACES, results),
     ]
 
 
@@ -194,13 +194,13 @@ _PLACES = {name: name for name in (SCENARIO, HEAVY, CROWDED)}
 _LOADS = (*((SCENARIO, rate) for rate in RATES), (HEAVY, HEAVY_RATE))
 
 
-def _bins(found: Results, seeds: Sequence[int]) -> Iterator[Claim]:
+def _bins(results: Results, seeds: Sequence[int]) -> Iterator[Claim]:
     """Compare the tail of TTFAT in the best 256-token bin (Fig. 9, 10 and 16)."""
     papers = {SCENARIO: ("up to -61…-72 %", "up to -29…-33 %"), HEAVY: ("-70 %", "-13.9 %")}
     for at, rate in _LOADS:
         asked = (Bar(-0.61), Bar(-0.29)) if at == SCENARIO else (Bar(-0.70), Bar(-0.139))
         for before, bar, value in zip((FCFS, RR), asked, papers[at], strict=True):
-            best = [_best_bin(found, at, before, rate, seed) for seed in seeds]
+            best = [_best_bin(results, at, before, rate, seed) for seed in seeds]
             theirs, ours = (PerSeed(values) for values in zip(*best, strict=True))
             yield judged(
                 PAPER,
@@ -212,9 +212,11 @@ def _bins(found: Results, seeds: Sequence[int]) -> Iterator[Claim]:
             )
 
 
-def _best_bin(found: Results, at: str, before: str, rate: float, seed: int) -> tuple[float, float]:
+def _best_bin(
+    results: Results, at: str, before: str, rate: float, seed: int
+) -> tuple[float, float]:
     """Return both tails of the bin with the greatest relative drop, of those that both have."""
-    row, other = (found.rows[Job(at, system, rate, seed)] for system in (OURS, before))
+    row, other = (results.rows[Job(at, system, rate, seed)] for system in (OURS, before))
     shared = [name for name in row if name.startswith("bin ") and name in other]
     best = min(shared, key=lambda name: (row[name] / other[name], name))
     return other[best], row[best]

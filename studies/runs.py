@@ -156,10 +156,10 @@ class Results:
     def sample(self, scenario: str, system: str, rate: float, figure: str) -> PerSeed:
         """Return a figure over the seeds."""
         wanted = (scenario, system, rate)
-        found = sorted(
+        by_seed = sorted(
             (job.seed, row[figure]) for job, row in self.rows.items() if job[:3] == wanted
         )
-        return PerSeed(tuple(value for _, value in found))
+        return PerSeed(tuple(value for _, value in by_seed))
 
     def pair(
         self, scenario: str, systems: tuple[str, str], rate: float, figure: str

@@ -141,8 +141,8 @@ def best_baseline(num_processes: int, at: str = SHORT, rate: float = PAPER_RATE)
     """Return the rule and packing with the least mean TTFT at a load of the paper's."""
     systems = [f"{rule}/{packing}" for packing in PACKINGS for rule in RULES]
     jobs = [Job(at, system, rate, 1) for system in systems]
-    found = Results.of(measure, jobs, num_processes)
-    return found.best(at, systems, rate, "ttft")
+    results = Results.of(measure, jobs, num_processes)
+    return results.best(at, systems, rate, "ttft")
 
 
 def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
@@ -160,12 +160,12 @@ def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
         for rate in set_up.rates
         for seed in seeds
     ]
-    found = Results.of(measure, jobs, num_processes)
+    results = Results.of(measure, jobs, num_processes)
     rows = [_ttft(at, rate, baselines[at]) for at in SET_UPS for rate in SET_UPS[at].rates]
     places = {at: set_up.name for at, set_up in SET_UPS.items()}
     return [
-        *compared.claims(PAPER, rows, places, found),
-        *(claim for at in _TABLE_1 for claim in _at_the_limit(found, at, baselines[at], seeds)),
+        *compared.claims(PAPER, rows, places, results),
+        *(claim for at in _TABLE_1 for claim in _at_the_limit(results, at, baselines[at], seeds)),
         *sbs_decode.reproduce(seeds, num_processes),
     ]
 
@@ -194,13 +194,15 @@ _OF_5K = ("70 to 79 (+12.9 %)", 0.129, "0.53 to 0.88 (+35 points)", 0.35)
 _TABLE_1 = {SHORT: _OF_3K, LARGER: _OF_5K, SHORT_SHARED: _OF_3K, LARGER_SHARED: _OF_5K}
 
 
-def _at_the_limit(found: Results, at: str, baseline: str, seeds: Sequence[int]) -> Iterator[Claim]:
+def _at_the_limit(
+    results: Results, at: str, baseline: str, seeds: Sequence[int]
+) -> Iterator[Claim]:
     """Compare requests/s and utilisation at one mean TTFT (Table 1)."""
     set_up = SET_UPS[at]
 
     def curve(system: str, seed: int, figure: str) -> dict[float, float]:
         jobs = (Job(at, system, rate, seed) for rate in set_up.rates)
-        return {job.rate: found.rows[job][figure] for job in jobs}
+        return {job.rate: results.rows[job][figure] for job in jobs}
 
     limits = [
         set_up.ttft_limit or curve(baseline, seed, "ttft")[set_up.base_rate] for seed in seeds

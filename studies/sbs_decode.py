@@ -141,10 +141,10 @@ def _place(policy: Placement, batch: Batch, num_blocks: int, block_size: int = 1
 def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
     """Compare throughput and the band of KV loads, for each rule and window."""
     jobs = [Job(w, rule, 0.0, s) for w in WINDOWS for rule in (BASELINE, *RULES) for s in seeds]
-    found = Results.of(measure, jobs, num_processes)
+    results = Results.of(measure, jobs, num_processes)
     rows = [row for window in WINDOWS for rule in RULES for row in _rows(window, rule)]
     places = dict.fromkeys(WINDOWS, f"32 units × {PER_UNIT} requests")
-    return compared.claims("sbs", rows, places, found)
+    return compared.claims("sbs", rows, places, results)
 
 
 _OF_PAPER = "iqr-lex"

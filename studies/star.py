@@ -89,17 +89,17 @@ def _system(name: str, interval: float) -> Preset:
     """Return the preset of a system: what moves requests, and what tells their lengths."""
     rescheduling = {STAYS: "none", CURRENT: "current-load", ORACLE: "star-oracle"}.get(name, "star")
     estimation = {ORACLE: "oracle", STAYS: "bucket-mean"}.get(name, "noisy-oracle")
-    told: Row = {}
+    params: Row = {}
     if name in BINS:
-        estimation, told = "bins", {"num_bins": int(name.split()[1])}
+        estimation, params = "bins", {"num_bins": int(name.split()[1])}
     elif name in EVERY:
-        told = {"interval": _every(name)}
+        params = {"interval": _every(name)}
     elif name == FALLING:
-        told = {"halved_by": 3_000.0}
+        params = {"halved_by": 3_000.0}
     moves = {} if name == STAYS else {"interval": interval}
     return with_policies(
         "vllm-like",
-        params={"rescheduling": moves, "estimation": told},
+        params={"rescheduling": moves, "estimation": params},
         placement="star" if name == PLACED else "least-kv",
         rescheduling=rescheduling,
         estimation=estimation,
@@ -188,10 +188,10 @@ def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
     plan += [(LARGER, (STAYS, CURRENT, OURS), _LARGER_RATE)]
     plan += [(RARE, (CURRENT, OURS, FALLING, ORACLE), _LARGE_RATE)]
     jobs = [Job(at, s, rate, seed) for at, systems, rate in plan for s in systems for seed in seeds]
-    found = Results.of(measure, jobs, num_processes)
+    results = Results.of(measure, jobs, num_processes)
     places = {at: set_up.name for at, set_up in SET_UPS.items()}
     rows = (*_against_staying(), *_against_current_loads(), *_grain())
-    return [*compared.claims(PAPER, rows, places, found), *_goodput(found)]
+    return [*compared.claims(PAPER, rows, places, results), *_goodput(results)]
 
 
 _SHORT = "at times the KV of all instances together runs short"
@@ -236,17 +236,17 @@ def _grain() -> Iterator[Compared]:
     claim = "variance with placement by predicted loads (Fig. 5)"
     yield Compared(claim, place, _VARIANCE, (OURS, PLACED), falls)
     why = "the bins are always right here, the full prediction errs"
-    told = ".302", ".220", ".188", ".237", ".242"
-    for name, value in zip((*BINS, *EVERY), told, strict=True):
+    variances = ".302", ".220", ".188", ".237", ".242"
+    for name, value in zip((*BINS, *EVERY), variances, strict=True):
         ours = "the full prediction" if name in BINS else "predictions every 20 tokens"
         claim = f"variance with {ours} against {name.split(', ')[1]}"
         asked = Expected(f"{value} to .163", Bar(0.0), why if name in BINS else "")
         yield Compared(claim, place, _VARIANCE, (name, OURS), asked)
 
 
-def _goodput(found: Results) -> Iterator[Claim]:
+def _goodput(results: Results) -> Iterator[Claim]:
     """Compare the best goodput of each over all rates (Fig. 10)."""
-    best = {system: _best_goodput(found, system) for system in (STAYS, CURRENT, OURS)}
+    best = {system: _best_goodput(results, system) for system in (STAYS, CURRENT, OURS)}
     rates = ", ".join(f"{r:g}" for r in GOODPUT_RATES)
     where = f"{SET_UPS[BUSY].name}, {rates} requests/s, TTFT 1 s, TPOT 25 ms; requests/s"
     why = "a baseline that meets its SLO until KV runs out leaves no more"
@@ -258,6 +258,6 @@ def _goodput(found: Results) -> Iterator[Claim]:
         yield judged(PAPER, "best goodput over all rates", where, asked, pair, before)
 
 
-def _best_goodput(found: Results, system: str) -> PerSeed:
-    each = [found.sample(BUSY, system, rate, "goodput").values for rate in GOODPUT_RATES]
+def _best_goodput(results: Results, system: str) -> PerSeed:
+    each = [results.sample(BUSY, system, rate, "goodput").values for rate in GOODPUT_RATES]
     return PerSeed(tuple(max(values) for values in zip(*each, strict=True)))

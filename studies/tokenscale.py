@@ -203,8 +203,8 @@ def _ran(job: Job) -> _Ran:
         return _Ran(records, len(served), num_gpus * bursts.SECONDS, [(0.0, num_gpus)])
     policies = [_scaling(n, system, workload, job.rate) for n in (system.prefill, system.decode)]
     policy = Mixed(*policies) if system.prefill != system.decode else policies[0]
-    told = partial(predicted, system.accuracy, profile, job.seed)
-    scaler = SimAutoscaler(cluster, policy, kinds, predict=told)
+    predict = partial(predicted, system.accuracy, profile, job.seed)
+    scaler = SimAutoscaler(cluster, policy, kinds, predict=predict)
     requests = list(arrivals(job.seed, workload))
     cluster.feed(iter(requests))
     kernel.run(bursts.SECONDS)
@@ -263,15 +263,15 @@ def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
         for headroom in headrooms
         for seed in seeds
     ]
-    found = Results.of(measure, jobs, num_processes)
+    results = Results.of(measure, jobs, num_processes)
     return [
         *(
             claim
             for at, (systems, _) in plan.items()
             for system in systems[1:]
-            for claim in _frontiers(found, at, system, seeds)
+            for claim in _frontiers(results, at, system, seeds)
         ),
-        *(_follows(found, system) for system in BASELINES),
+        *(_follows(results, system) for system in BASELINES),
     ]
 
 
@@ -293,22 +293,22 @@ def swept() -> dict[str, tuple[tuple[str, ...], tuple[float, ...]]]:
 _NO_LESS = Bar(0.0, at_least=True, by_points=True)
 
 
-def _points(found: Results, at: str, system: str, seed: int) -> list[Point]:
+def _points(results: Results, at: str, system: str, seed: int) -> list[Point]:
     return frontier(
         (row["gpus"], row["attainment"])
-        for job, row in found.rows.items()
+        for job, row in results.rows.items()
         if (job.scenario, job.system, job.seed) == (at, system, seed)
     )
 
 
-def _frontiers(found: Results, at: str, system: str, seeds: Sequence[int]) -> Iterator[Claim]:
-    pairs = [[_points(found, at, name, seed) for name in (system, PAPER)] for seed in seeds]
+def _frontiers(results: Results, at: str, system: str, seeds: Sequence[int]) -> Iterator[Claim]:
+    pairs = [[_points(results, at, name, seed) for name in (system, PAPER)] for seed in seeds]
     spans = [shared_span(*pair) for pair in pairs]
     theirs, ours = (
         PerSeed(tuple(mean_over(pair[n], *span) for pair, span in zip(pairs, spans, strict=True)))
         for n in (0, 1)
     )
-    where, shown = WORKLOADS[at].name, "; ".join(_shown(found, at, s) for s in (PAPER, system))
+    where, points = WORKLOADS[at].name, "; ".join(_shown(results, at, s) for s in (PAPER, system))
     paper = _PARTS.get(system, "-") if system in VARIANTS else "50…88 % to 80…96 %"
     low, high = (statistics.fmean(ends) for ends in zip(*spans, strict=True))
     area = judged(
@@ -319,7 +319,7 @@ def _frontiers(found: Results, at: str, system: str, seeds: Sequence[int]) -> It
         (theirs, ours),
         system,
     )
-    yield replace(area, note=f"{area.note}; {shown}")
+    yield replace(area, note=f"{area.note}; {points}")
     yield _cost(at, system, pairs)
 
 
@@ -340,12 +340,12 @@ def _cost(at: str, system: str, pairs: Sequence[Sequence[Sequence[Point]]]) -> C
     return cheaper(judge, (system, PAPER), before, after)
 
 
-def _shown(found: Results, at: str, system: str) -> str:
+def _shown(results: Results, at: str, system: str) -> str:
     """Return a system's points over headrooms, means over seeds."""
-    headrooms = sorted({job.rate for job in found.rows if job[:2] == (at, system)}, reverse=True)
+    headrooms = sorted({job.rate for job in results.rows if job[:2] == (at, system)}, reverse=True)
     points = (
-        f"{100 * found.sample(at, system, headroom, 'attainment').mean:.1f} % @ "
-        f"{found.sample(at, system, headroom, 'gpus').mean:.1f}"
+        f"{100 * results.sample(at, system, headroom, 'attainment').mean:.1f} % @ "
+        f"{results.sample(at, system, headroom, 'gpus').mean:.1f}"
         for headroom in headrooms
     )
     return f"{system} {', '.join(points)}"
@@ -361,12 +361,12 @@ _PARTS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def _follows(found: Results, system: str) -> Claim:
+def _follows(results: Results, system: str) -> Claim:
     return judged(
         PAPER,
         "GPUs provided follow those needed (Pearson's r)",
         f"{WORKLOADS[MAIN].name}, headroom {DEFAULT:g}; r",
         Expected("closest (Fig. 11)", _NO_LESS),
-        found.pair(MAIN, (system, PAPER), DEFAULT, "follows"),
+        results.pair(MAIN, (system, PAPER), DEFAULT, "follows"),
         system,
     )

@@ -253,17 +253,17 @@ def _first_token(num_prompt_tokens: float) -> float:
 
 def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
     """Return, cell by cell, what the rule's choice and ours on it have of the best plain one's."""
-    found = Results.of(measure, list(_jobs(seeds)), num_processes)
+    results = Results.of(measure, list(_jobs(seeds)), num_processes)
     return [
         claim
         for traffic, limit in product(TRAFFIC, LIMITS)
-        for claim in claims_of(found, traffic, limit)
+        for claim in claims_of(results, traffic, limit)
     ]
 
 
-def claims_of(found: Results, traffic: Traffic, limit: float) -> Sequence[Claim]:
+def claims_of(results: Results, traffic: Traffic, limit: float) -> Sequence[Claim]:
     """Return a cell's claims: of the rule's choice under the plain order, and of ours on it."""
-    return _of_rule(found, traffic, limit), _of_ours(found, traffic, limit)
+    return _of_rule(results, traffic, limit), _of_ours(results, traffic, limit)
 
 
 def _plain(topology: str, limit: float) -> str:
@@ -271,10 +271,10 @@ def _plain(topology: str, limit: float) -> str:
     return OnTopology(PLAIN, topology, limit if topology == UNIFIED else inf).name
 
 
-def _of_rule(found: Results, traffic: Traffic, limit: float) -> Claim:
+def _of_rule(results: Results, traffic: Traffic, limit: float) -> Claim:
     after = _plain(traffic.chosen(limit), limit)
     each = ", ".join(
-        f"{topology} {_share(found, traffic, _plain(topology, limit), limit):.1%}"
+        f"{topology} {_share(results, traffic, _plain(topology, limit), limit):.1%}"
         for topology in TOPOLOGIES
     )
     needs, kept = traffic.needs(limit), traffic.kept(limit)
@@ -282,27 +282,27 @@ def _of_rule(found: Results, traffic: Traffic, limit: float) -> Claim:
         f"unified {needs.unified:.2f} keep {kept.unified:.0%}, "
         f"split {needs.prefill:.2f} + {needs.decode:.2f} {kept.split:.0%}"
     )
-    claim = _claim(found, traffic, limit, "the rule's topology, plain", after)
+    claim = _claim(results, traffic, limit, "the rule's topology, plain", after)
     return replace(claim, note=f"{claim.note}; {traffic.chosen(limit)}: {said}; {each}")
 
 
-def _of_ours(found: Results, traffic: Traffic, limit: float) -> Claim:
+def _of_ours(results: Results, traffic: Traffic, limit: float) -> Claim:
     ours = OnTopology(OURS, traffic.chosen(limit), limit).name
-    return _claim(found, traffic, limit, f"{OURS} on the rule's topology", ours)
+    return _claim(results, traffic, limit, f"{OURS} on the rule's topology", ours)
 
 
-def _claim(found: Results, traffic: Traffic, limit: float, what: str, after: str) -> Claim:
+def _claim(results: Results, traffic: Traffic, limit: float, what: str, after: str) -> Claim:
     plain = [_plain(topology, limit) for topology in TOPOLOGIES]
-    best = found.best(traffic.name, plain, traffic.load, shown(limit), most=True)
+    best = results.best(traffic.name, plain, traffic.load, shown(limit), most=True)
     return judged(
         PAPER,
         f"{what}: share that keeps its limits",
         f"{traffic.name}, {traffic.load:.0%} load, between tokens {shown(limit)}",
         Expected("at least the best plain topology's", Bar(-NOISE, at_least=True, by_points=True)),
-        found.pair(traffic.name, (best, after), traffic.load, shown(limit)),
+        results.pair(traffic.name, (best, after), traffic.load, shown(limit)),
         best,
     )
 
 
-def _share(found: Results, traffic: Traffic, system: str, limit: float) -> float:
-    return found.sample(traffic.name, system, traffic.load, shown(limit)).mean
+def _share(results: Results, traffic: Traffic, system: str, limit: float) -> float:
+    return results.sample(traffic.name, system, traffic.load, shown(limit)).mean

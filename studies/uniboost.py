@@ -184,10 +184,10 @@ def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
         for seed in seeds
     ]
     jobs += [Job("light", f"gamma={gamma:g}", 0.50, seed) for gamma in SLIDER for seed in seeds]
-    found = Results.of(measure, jobs, num_processes)
+    results = Results.of(measure, jobs, num_processes)
     rows = (*_tails(), *_first_tokens(), *_phases(), *_costs(), *_slider(), *_deployments())
     places = {at: set_up.name for at, set_up in SET_UPS.items()}
-    return compared.claims(PAPER, rows, places, found)
+    return compared.claims(PAPER, rows, places, results)
 
 
 _REVERSES = "where KV is tight and tails are heavy, the few longest pay for SRPT, beyond P99"

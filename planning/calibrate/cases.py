@@ -85,13 +85,13 @@ def chosen(patterns: Sequence[str], engine: LiveEngine = TORCH) -> list[HeldOutC
     HeadwayError for none.
     """
     served = [name for name, topology in TOPOLOGIES.items() if engine.can_serve(topology)]
-    found = [
+    cases = [
         case
         for case in matrix()
         if case.topology in served and any(fnmatchcase(case.name, each) for each in patterns)
     ]
-    if not found:
+    if not cases:
         limit = f"names or patterns of PRESET/TOPOLOGY/KIND, with presets {', '.join(PRESETS)}, "
         limit += f"topologies {', '.join(served)} and kinds {', '.join(KINDS)}"
         raise invalid("--cases", ", ".join(patterns), limit)
-    return found
+    return cases

@@ -81,17 +81,17 @@ def examine(
     predicted = predict(calibration, case.preset, topology, rows)
     repeats = []
     for run in runs:
-        found = level(run, calibration.profile.pass_time, calibration.hops)
+        run_level = level(run, calibration.profile.pass_time, calibration.hops)
         at_level = predicted
-        if not has_moved(found):
-            at_level = predict(calibration, case.preset, topology, rows, level=found)
-        repeats.append(_repeat(run, found, predicted, at_level, calibration, slo))
+        if not has_moved(run_level):
+            at_level = predict(calibration, case.preset, topology, rows, level=run_level)
+        repeats.append(_repeat(run, run_level, predicted, at_level, calibration, slo))
     return CaseReport(case.name, rate, repeats, _floor(runs))
 
 
 def _repeat(
     run: LiveRun,
-    found: float,
+    run_level: float,
     predicted: Prediction,
     at_level: Prediction,
     calibration: Calibration,
@@ -103,7 +103,7 @@ def _repeat(
     gpu_seconds = len(run.records) * ended_at
     passes = [each for record in run.records for each in record.passes]
     return Repeat(
-        level=found,
+        level=run_level,
         total=errors(seen, predicted.loads),
         structure=errors(seen, at_level.loads),
         interval=intervals(seen, at_level.loads),
@@ -118,11 +118,11 @@ def _repeat(
 
 def _floor(runs: Sequence[LiveRun]) -> dict[str, list[float]]:
     """Return by how much each live run is missed by another of the same load, without signs."""
-    found: dict[str, list[float]] = {name: [] for name in TARGETS}
+    misses: dict[str, list[float]] = {name: [] for name in TARGETS}
     for one, other in combinations(runs, 2):
         for name, error in errors(one.load.seen, [other.load.seen]).items():
-            found[name].append(abs(error))
-    return found
+            misses[name].append(abs(error))
+    return misses
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Overall:
 
 def overall(reports: Sequence[CaseReport]) -> list[Overall]:
     """Return the medians over cases of what each case has as its median, and the worst repeat."""
-    found = []
+    rows = []
     for name, target in TARGETS.items():
         structure = [each.structure(name) for each in reports]
         total = [
@@ -148,13 +148,13 @@ def overall(reports: Sequence[CaseReport]) -> list[Overall]:
             for each in reports
         ]
         floor = [each.floor[name] for each in reports]
-        found.append(
+        rows.append(
             Overall(
                 *(name, target, _middle(structure), _most(structure)),
                 *(_middle(total), _middle(floor), _most(floor)),
             )
         )
-    return found
+    return rows
 
 
 def _middle(values: Sequence[Sequence[float]]) -> float | None:

@@ -82,13 +82,13 @@ def intervals(truth: Load, predicted: Sequence[Load]) -> dict[str, tuple[float, 
     """Return the 90 % interval of each error: requests are drawn anew, with replacement."""
     rng, size = random.Random(0), len(truth)
     draws = [_missed(truth, predicted, rng.choices(range(size), k=size)) for _ in range(_NUM_DRAWS)]
-    found = {}
+    bounds = {}
     for name in TARGETS:
         ordered = sorted(draw[name] for draw in draws if name in draw)
         if ordered:
             low, high = (percentile(ordered, share) for share in _SHARES)
-            found[name] = low, high
-    return found
+            bounds[name] = low, high
+    return bounds
 
 
 def _missed(truth: Load, predicted: Sequence[Load], places: Sequence[int]) -> dict[str, float]:

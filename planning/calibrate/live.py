@@ -150,13 +150,13 @@ async def run_live(
         scheduler = f"http://{options.host}:{options.metrics_port + 1}"
         ask = partial(_ask, cluster.url, options.served_name, folder / "requests.jsonl")
         await ask(poisson(4.0, _NUM_WARM, 0), 0)
-        found, moved = [], 0.0
+        measured, moved = [], 0.0
         for number, rows in enumerate(loads, start=1):
             requests, began_at = await ask(rows, number)
             moves = await counted(scheduler, "headway_scheduler_moves_total")
-            found.append(_live_load(requests, began_at, int(moves - moved)))
+            measured.append(_live_load(requests, began_at, int(moves - moved)))
             moved = moves
-        return found
+        return measured
 
 
 async def _ask(
@@ -215,8 +215,8 @@ def note_asked(deployment: LiveDeployment, rows: Sequence[TraceRow], folder: Pat
     }
     path, text = folder / _ASKED, json.dumps(asked) + "\n"
     if (folder / _SEEN).is_file():
-        found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        other = [name for name, value in asked.items() if found.get(name) != value]
+        kept_run = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        other = [name for name, value in asked.items() if kept_run.get(name) != value]
         if other:
             message = (
                 f"{folder} has a run with other {', '.join(other)}: give --keep a folder of its "
@@ -238,7 +238,7 @@ def kept(folder: Path) -> LiveLoad | None:
     path = folder / _SEEN
     if not path.is_file():
         return None
-    found = json.loads(path.read_text("utf-8"))
-    seen = [None if each is None else Seen(**each) for each in found["seen"]]
-    sent = [None if each is None else Sent(**each) for each in found["sent"]]
-    return LiveLoad(seen, sent, found["num_moves"], found["began_at"])
+    fields = json.loads(path.read_text("utf-8"))
+    seen = [None if each is None else Seen(**each) for each in fields["seen"]]
+    sent = [None if each is None else Sent(**each) for each in fields["sent"]]
+    return LiveLoad(seen, sent, fields["num_moves"], fields["began_at"])

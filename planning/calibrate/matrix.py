@@ -102,14 +102,14 @@ def learn(
         beside = _run(LiveDeployment(served, _PLAIN, each), rows, kept_in, spans=True)
         together.append((beside, spans_of(read_spans(kept_in / SPANS), beside.load.sent)))
     measured = measure_hops(read_spans(folder / "lone" / SPANS), lone.load.sent, num_cores())
-    found = Calibration.of(run.records, measured, "calibrated", given, served.engine)
+    calibration = Calibration.of(run.records, measured, "calibrated", given, served.engine)
     loads = [run, *(each for each, _ in together)]
-    alone, hops = measure_sharing([lone, *loads], found.profile.pass_time, found.hops)
+    alone, hops = measure_sharing([lone, *loads], calibration.profile.pass_time, calibration.hops)
     if given is None:
-        found = replace(found, profile=slower(found.profile, alone))
+        calibration = replace(calibration, profile=slower(calibration.profile, alone))
     hops = measure_wait(together, hops)
-    levels = [level(each, found.profile.pass_time, hops) for each in loads]
-    return Learnt(replace(found, hops=hops), levels)
+    levels = [level(each, calibration.profile.pass_time, hops) for each in loads]
+    return Learnt(replace(calibration, hops=hops), levels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +128,13 @@ class Matrix:
 
     def run(self, cases: Sequence[HeldOutCase], say: Say) -> Iterator[CaseReport]:
         """Yield the report of each case."""
-        found: dict[tuple[str, Mix], float] = {}
+        capacities: dict[tuple[str, Mix], float] = {}
         for case in cases:
             asked = case.topology, KINDS[case.kind].mix
-            if asked not in found:
-                found[asked] = self._capacity(*asked)
-                say(f"{case.topology}: {found[asked]:.1f} requests/s at most of {case.kind}")
-            yield self._examine(case, found[asked], say)
+            if asked not in capacities:
+                capacities[asked] = self._capacity(*asked)
+                say(f"{case.topology}: {capacities[asked]:.1f} requests/s at most of {case.kind}")
+            yield self._examine(case, capacities[asked], say)
 
     def _examine(self, case: HeldOutCase, capacity: float, say: Say) -> CaseReport:
         rows = case.rows(capacity, self.num_requests, self.seed)

@@ -39,7 +39,7 @@ class WorkerRecord:
 
 def read_records(folder: Path) -> list[WorkerRecord]:
     """Read every worker's records; HeadwayError where there is none."""
-    found = []
+    records = []
     for path in sorted(folder.glob("*.jsonl")):
         whole, _, _ = path.read_text("utf-8").rpartition("\n")  # a killed worker's last is cut
         if not whole:
@@ -49,10 +49,10 @@ def read_records(folder: Path) -> list[WorkerRecord]:
         passes = parse_passes(lines, path.name) if lines[1:] else []
         began_at = [json.loads(line).get("began_at", 0.0) for line in lines[1:]]
         kept = [(p, at) for p, at in zip(passes, began_at, strict=True) if p.seconds > 0]
-        found.append(WorkerRecord(worker, [p for p, _ in kept], [at for _, at in kept]))
-    if not any(each.passes for each in found):
+        records.append(WorkerRecord(worker, [p for p, _ in kept], [at for _, at in kept]))
+    if not any(each.passes for each in records):
         raise HeadwayError(Code.FAILED_PRECONDITION, f"no worker recorded a pass in {folder}")
-    return found
+    return records
 
 
 def fit_profile(

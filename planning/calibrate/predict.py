@@ -85,9 +85,9 @@ def _num_moves(run: Run) -> int:
 
 def _load(records: Sequence[Record], size: int) -> Load:
     """Return what clients saw, in the order of arrival."""
-    found: list[Seen | None] = [None] * size
+    load: list[Seen | None] = [None] * size
     for each in records:
         if each.ttft is not None and each.ttlt is not None:
             ended_at = each.arrival_at + each.ttlt
-            found[int(each.request_id)] = Seen(each.ttft, each.tpot, each.ttlt, ended_at)
-    return found
+            load[int(each.request_id)] = Seen(each.ttft, each.tpot, each.ttlt, ended_at)
+    return load

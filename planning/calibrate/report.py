@@ -98,14 +98,14 @@ def case_notes(report: CaseReport) -> list[str]:
     return lines
 
 
-def overall_table(found: Sequence[Overall]) -> Table:
+def overall_table(overall: Sequence[Overall]) -> Table:
     """Return the errors over all cases, without signs, beside the targets and the floor."""
     rows = [
         (
             *(each.name, f"{each.target:.0%}", _one(each.structure), _one(each.worst)),
             *(_one(each.total), _one(each.floor), _one(each.worst_floor)),
         )
-        for each in found
+        for each in overall
     ]
     titles = ("error", "target", "structure", "worst", "in all", "live to live", "worst")
     return make_table(titles, rows)

@@ -70,17 +70,17 @@ def measure_hops(heard: Iterable[Heard], sent: Sequence[Sent | None], cores: int
 
     HeadwayError where the requests left no whole trace.
     """
-    found = _Instants()
+    times = _Instants()
     for each in sorted(heard):
-        found.take(each)
+        times.take(each)
     spans: dict[str, list[float]] = defaultdict(list)
-    for hop, _, seconds in _spans(found, sent):
+    for hop, _, seconds in _spans(times, sent):
         spans[hop].append(seconds)
     if len(spans) < len(_HOPS):
         message = "no request can be followed through all services: are their spans recorded?"
         raise HeadwayError(Code.FAILED_PRECONDITION, message)
     costs = {name: max(0.0, median(values)) for name, values in spans.items()}
-    return MeasuredHops(HopCosts(**costs, cores=cores), *_between_workers(found))
+    return MeasuredHops(HopCosts(**costs, cores=cores), *_between_workers(times))
 
 
 def spans_of(heard: Iterable[Heard], sent: Sequence[Sent | None]) -> Sequence[Span]:
@@ -90,22 +90,22 @@ def spans_of(heard: Iterable[Heard], sent: Sequence[Sent | None]) -> Sequence[Sp
     HeadwayError where one failed: who is who is not known then.
     """
     failed = sum(one is None for one in sent)
-    found = _Instants()
+    times = _Instants()
     for each in sorted(heard):
-        found.take(each)
-    if failed or len(found.at["submitted"]) < len(sent):
+        times.take(each)
+    if failed or len(times.at["submitted"]) < len(sent):
         message = f"{failed} of {len(sent)} requests failed, and no hop can be measured: fit again"
         raise HeadwayError(Code.FAILED_PRECONDITION, message)
-    return list(_spans(found, sent))
+    return list(_spans(times, sent))
 
 
-def _spans(found: _Instants, sent: Sequence[Sent | None]) -> Iterator[Span]:
-    at = found.at
+def _spans(times: _Instants, sent: Sequence[Sent | None]) -> Iterator[Span]:
+    at = times.at
     submitted = sorted(at["submitted"].items(), key=lambda item: item[1])[-len(sent) :]
     ordered = sorted(sent, key=lambda one: one.sent_at if one is not None else inf)
     for (request_id, submitted_at), one in zip(submitted, ordered, strict=True):
-        key = found.key_of.get(request_id, "")
-        name = found.drew_in.get(key, "")
+        key = times.key_of.get(request_id, "")
+        name = times.drew_in.get(key, "")
         if one is None or name not in at["passed"] or key not in at["dispatched"]:
             continue
         requested_at, ended_at = at["requested"][request_id], at["passed"][name]
@@ -121,11 +121,11 @@ def _spans(found: _Instants, sent: Sequence[Sent | None]) -> Iterator[Span]:
             yield Span(hop, began, ended - began)
 
 
-def _between_workers(found: _Instants) -> tuple[float, float]:
-    at = found.at
+def _between_workers(times: _Instants) -> tuple[float, float]:
+    at = times.at
     keys = [key for key in at["arrived"] if key in at["handoff"] and key in at["offered"]]
     if not keys:
         return 0.0, 0.0
     latency = median(at["offered"][key] - at["handoff"][key] for key in keys)
     seconds = sum(at["arrived"][key] - at["offered"][key] for key in keys)
-    return max(0.0, latency), sum(found.num_bytes[key] for key in keys) / max(seconds, 1e-9)
+    return max(0.0, latency), sum(times.num_bytes[key] for key in keys) / max(seconds, 1e-9)

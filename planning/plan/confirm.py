@@ -103,7 +103,7 @@ def autoscaled(
 
     An autoscaler needs prefillers and decoders, and has none of the others.
     """
-    found = []
+    runs = []
     for candidate in dict.fromkeys(each.candidate for each in fixed):
         if candidate.counts.keys() != {Role.PREFILL, Role.DECODE}:
             continue
@@ -111,8 +111,8 @@ def autoscaled(
             most = candidate.but(prefill=candidate.prefill + more, decode=candidate.decode + more)
             if most.num_gpus <= most_gpus:
                 bounds = Autoscaling(max_prefill=most.prefill, max_decode=most.decode)
-                found.append(confirmed(candidate, bounds))
-    return found
+                runs.append(confirmed(candidate, bounds))
+    return runs
 
 
 def choose(

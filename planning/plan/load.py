@@ -47,8 +47,10 @@ def unit_of(load: Load) -> str:
 def in_order(load: Load, records: Sequence[Record]) -> Sequence[Record | None]:
     """Return the records by arrival, None for a request that never ended."""
     if isinstance(load, SessionLoad):
-        found: list[Record | None] = [*sorted(records, key=lambda r: (r.arrival_at, r.request_id))]
-        return found + [None] * (load.num_requests - len(found))
+        by_arrival: list[Record | None] = [
+            *sorted(records, key=lambda r: (r.arrival_at, r.request_id))
+        ]
+        return by_arrival + [None] * (load.num_requests - len(by_arrival))
     by_id = {record.request_id: record for record in records}
     return [by_id.get(request.request_id) for request in load]
 
@@ -107,9 +109,9 @@ def busiest(recorded: Iterable[SimRequest], most: int) -> Stretch:
     starts = range(max(0, len(every) - most) + 1)
     last = min(most, len(every)) - 1
     begin = min(starts, key=lambda n: every[n + last].arrival_at - every[n].arrival_at, default=0)
-    found = every[begin : begin + most]
-    origin = found[0].arrival_at if found and len(found) < len(every) else 0.0
-    shifted = [replace(each, arrival_at=each.arrival_at - origin) for each in found]
+    stretch = every[begin : begin + most]
+    origin = stretch[0].arrival_at if stretch and len(stretch) < len(every) else 0.0
+    shifted = [replace(each, arrival_at=each.arrival_at - origin) for each in stretch]
     mean_rate = rate_of(every) if len(every) > 1 else 0.0
     return Stretch(shifted, origin, len(every), mean_rate)
 

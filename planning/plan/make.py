@@ -22,7 +22,7 @@ _AROUND = range(-3, 3)
 
 def make_plan(
     trial: Trial,
-    found: Sequence[Outcome],
+    outcomes: Sequence[Outcome],
     loads: Sequence[Load],
     most_gpus: int,
     *,
@@ -30,7 +30,7 @@ def make_plan(
 ) -> CapacityPlan | Confirmed:
     """Return the plan; where nothing keeps the goal on the cores within ``most_gpus``, the best."""
     run = partial(_confirmed, trial, loads)
-    fixed, confirmed = choose(finalists(found), most_gpus, run, trial.goal)
+    fixed, confirmed = choose(finalists(outcomes), most_gpus, run, trial.goal)
     if fixed is None:
         return max(confirmed, key=lambda each: each.attainment)
     keep = partial(filter, lambda each: each.attainment >= trial.goal.attainment)
@@ -49,13 +49,13 @@ def make_plan(
         broken,
         smaller,
         unit_of(loads[0]),
-        best_plain(found),
+        best_plain(outcomes),
     )
 
 
-def best_plain(found: Sequence[Outcome]) -> Outcome | None:
+def best_plain(outcomes: Sequence[Outcome]) -> Outcome | None:
     """Return the plain preset's best of the candidates that keep the goal, cheapest first."""
-    return next((each for each in found if each.candidate.preset == PLAIN_PRESET), None)
+    return next((each for each in outcomes if each.candidate.preset == PLAIN_PRESET), None)
 
 
 def _confirmed(
@@ -68,9 +68,9 @@ def _confirmed(
     return confirm(candidate, loads, trial.goal, trial.network, bounds)
 
 
-def finalists(found: Sequence[Outcome]) -> list[Sizing]:
+def finalists(outcomes: Sequence[Outcome]) -> list[Sizing]:
     """Return the cheapest ones, of different presets or topologies."""
-    return [outcome.candidate for outcome in found[:NUM_FINALISTS]]
+    return [outcome.candidate for outcome in outcomes[:NUM_FINALISTS]]
 
 
 def by_gpus(

@@ -89,49 +89,53 @@ def sentences(plan: CapacityPlan) -> Iterator[str]:
         )
 
 
-def nothing_keeps(found: Outcome | Confirmed | None, goal: Goal, most_gpus: int) -> str:
+def nothing_keeps(best: Outcome | Confirmed | None, goal: Goal, most_gpus: int) -> str:
     """Return that nothing keeps the goal, what comes nearest, and the ways out.
 
-    ``found``: that, over views or on the cores; None where nothing was tried.
+    ``best``: that, over views or on the cores; None where nothing was tried.
     """
     said = f"nothing within {most_gpus} GPUs keeps the goal, {percent(goal.attainment)} %"
-    if found is None:
+    if best is None:
         return f"{said}: prompts alone keep more instances busy; give more --max-gpus"
-    if isinstance(found, Confirmed):
-        nearest = f"{said}, on the cores: {found.name} comes nearest, with {interval(found)} %"
+    if isinstance(best, Confirmed):
+        nearest = f"{said}, on the cores: {best.name} comes nearest, with {interval(best)} %"
     else:
-        limit = _most_missed(found)
+        limit = _most_missed(best)
         nearest = (
-            f"{said}: {found.candidate.name} comes nearest, with {percent(found.attainment)} %, "
+            f"{said}: {best.candidate.name} comes nearest, with {percent(best.attainment)} %, "
             f"and most requests miss {_WHERE.get(limit, limit)}"
         )
     return f"{nearest}; give more --max-gpus, or another --slo"
 
 
-def _number(found: Confirmed) -> str:
-    return f"{found.num_gpus:.1f}" if found.bounds is not None else str(found.candidate.num_gpus)
+def _number(confirmed: Confirmed) -> str:
+    return (
+        f"{confirmed.num_gpus:.1f}"
+        if confirmed.bounds is not None
+        else str(confirmed.candidate.num_gpus)
+    )
 
 
-def _gpus(found: Confirmed) -> str:
-    number = _number(found)
-    return f"{number} GPU{'s' * (number != '1')}{' in the mean' * (found.bounds is not None)}"
+def _gpus(confirmed: Confirmed) -> str:
+    number = _number(confirmed)
+    return f"{number} GPU{'s' * (number != '1')}{' in the mean' * (confirmed.bounds is not None)}"
 
 
 def _most_missed(outcome: Outcome) -> str:
     return outcome.missed.most_common(1)[0][0] if outcome.missed else "nothing"
 
 
-def interval(found: Confirmed) -> str:
+def interval(confirmed: Confirmed) -> str:
     """Return the attainment and its 95 % interval in percent: ``97.3 ± 0.4``, ``100.0 (≥ 99.0)``.
 
     Bounds of all and of none are rounded away from them.
     """
-    shown = percent(found.attainment)
-    if found.attainment == 1.0:
-        return f"{shown} (≥ {math.floor(1000 * (1 - found.error)) / 10:.1f})"
-    if found.attainment == 0.0:
-        return f"{shown} (≤ {math.ceil(1000 * found.error) / 10:.1f})"
-    return f"{shown} ± {percent(found.error)}"
+    attainment = percent(confirmed.attainment)
+    if confirmed.attainment == 1.0:
+        return f"{attainment} (≥ {math.floor(1000 * (1 - confirmed.error)) / 10:.1f})"
+    if confirmed.attainment == 0.0:
+        return f"{attainment} (≤ {math.ceil(1000 * confirmed.error) / 10:.1f})"
+    return f"{attainment} ± {percent(confirmed.error)}"
 
 
 def percent(share: float) -> str:

@@ -46,8 +46,8 @@ def search(trial: Trial, space: Space, most_gpus: int) -> list[Outcome]:
     """
     best = most_gpus
     for base, topologies in space.bases():
-        for found in _sizes(trial, base, topologies, best):
-            best = min(best, found.num_gpus)
+        for sizing in _sizes(trial, base, topologies, best):
+            best = min(best, sizing.num_gpus)
     for outcome in keeping(trial):
         if outcome.candidate.num_gpus == best:
             for other in _variants(outcome.candidate):
@@ -70,9 +70,9 @@ def _sizes(
         most = best // base.back.num_gpus
         number = least(lambda n: trial.keeps(base.but(unified=n)), 1, most)
         if number is not None:
-            found = base.but(unified=number)
-            best = found.num_gpus
-            yield found
+            sizing = base.but(unified=number)
+            best = sizing.num_gpus
+            yield sizing
     if DISAGGREGATED in topologies:
         yield from _pairs(trial, base, best)
 
@@ -90,9 +90,9 @@ def _pairs(trial: Trial, base: Sizing, most_gpus: int) -> Iterator[Sizing]:
             if number == fewest_decoders:
                 return  # more prefillers save no decoder
             fewest_decoders = number
-            found = base.but(prefill=num_prefill, decode=number)
-            best = min(best, found.num_gpus)
-            yield found
+            sizing = base.but(prefill=num_prefill, decode=number)
+            best = min(best, sizing.num_gpus)
+            yield sizing
         num_prefill += 1
 
 
@@ -115,12 +115,12 @@ def _least_prefillers(requests: Load, profile: Profile, goal: Goal) -> int:
     return max(1, ceil(0.8 * goal.attainment * num_tokens * per_token / span))
 
 
-def _variants(found: Sizing) -> Iterator[Sizing]:
+def _variants(sizing: Sizing) -> Iterator[Sizing]:
     """Yield cheaper relatives: other parameters, and convertible decoders."""
-    smaller = [c for c in _one_less(found) if c.num_gpus < found.num_gpus]
-    for candidate, params in product(smaller, VARIANTS.get(found.preset, ())):
+    smaller = [c for c in _one_less(sizing) if c.num_gpus < sizing.num_gpus]
+    for candidate, params in product(smaller, VARIANTS.get(sizing.preset, ())):
         yield replace(candidate, params=params)
-    if found.back.convertible_chunk_tokens is None or found.preset == "vllm-like":
+    if sizing.back.convertible_chunk_tokens is None or sizing.preset == "vllm-like":
         return
     for candidate in smaller:
         for number in (1, 2):
@@ -128,31 +128,31 @@ def _variants(found: Sizing) -> Iterator[Sizing]:
                 yield candidate.but(decode=candidate.decode - number, convertible=number)
 
 
-def _one_less(found: Sizing) -> Iterator[Sizing]:
+def _one_less(sizing: Sizing) -> Iterator[Sizing]:
     """Yield it with an instance less."""
-    for role, count in found.counts.items():
+    for role, count in sizing.counts.items():
         kind = role.value
-        is_last = count == 1 and kind in ("prefill", "decode", "unified") and not found.convertible
+        is_last = count == 1 and kind in ("prefill", "decode", "unified") and not sizing.convertible
         if not is_last:
-            yield found.but(**{kind: count - 1})
+            yield sizing.but(**{kind: count - 1})
 
 
-def one_less(trial: Trial, found: Sizing) -> Outcome | None:
+def one_less(trial: Trial, sizing: Sizing) -> Outcome | None:
     """Return the best result with an instance less; None if every role has a single one."""
-    outcomes = [trial.run(each, whole=True) for each in _one_less(found)]
+    outcomes = [trial.run(each, whole=True) for each in _one_less(sizing)]
     return max(outcomes, key=lambda o: o.attainment, default=None)
 
 
-def breaks_at(trial: Trial, found: Sizing, most: float = 4.0) -> tuple[float, Outcome]:
+def breaks_at(trial: Trial, sizing: Sizing, most: float = 4.0) -> tuple[float, Outcome]:
     """Return by how much the load may grow, within 2 %, and the result just above that."""
     low, high = 1.0, 1.0
-    outcome = trial.run(found, whole=True)
+    outcome = trial.run(sizing, whole=True)
     while high < most and outcome.attainment >= trial.goal.attainment:
         low, high = high, high * 1.15
-        outcome = trial.faster(high).run(found, whole=True)
+        outcome = trial.faster(high).run(sizing, whole=True)
     while high / low > 1.02 and outcome.attainment < trial.goal.attainment:
         middle = (low * high) ** 0.5
-        tried = trial.faster(middle).run(found, whole=True)
+        tried = trial.faster(middle).run(sizing, whole=True)
         if tried.attainment >= trial.goal.attainment:
             low = middle
         else:

@@ -45,8 +45,8 @@ def read_source(name: str, profiles: str = "") -> PlanSource:
     cannot be read, or cannot be planned for.
     """
     given = [(text, load_profile(text)) for text in filter(None, profiles.split(","))]
-    files = {found.name: text for text, found in given if text not in profile_names()}
-    chosen = Profiles.same([found for _, found in given])
+    files = {profile.name: text for text, profile in given if text not in profile_names()}
+    chosen = Profiles.same([profile for _, profile in given])
     if name in scenario_names() or name.endswith(".toml"):
         return _of_scenario(load_scenario(name), chosen, files)
     if not Path(name).is_file():

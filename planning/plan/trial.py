@@ -90,8 +90,8 @@ class Trial:
 
     def keeps(self, candidate: Sizing) -> bool:
         """Return whether enough requests keep the limits."""
-        found = self.run(candidate)
-        return found.is_whole and found.attainment >= self.goal.attainment
+        outcome = self.run(candidate)
+        return outcome.is_whole and outcome.attainment >= self.goal.attainment
 
     @property
     def outcomes(self) -> Iterable[Outcome]:

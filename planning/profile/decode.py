@@ -95,12 +95,12 @@ class Population:
 @asynccontextmanager
 async def population(bench: Bench, kind: RequestSize, like: KvHeader) -> AsyncIterator[Population]:
     """None at first; gone at the end."""
-    found = Population(bench, kind, like)
+    people = Population(bench, kind, like)
     try:
-        yield found
-        await found.close()
+        yield people
+        await people.close()
     finally:
-        found.abandon()
+        people.abandon()
 
 
 async def generated_per_s(bench: Bench, people: Population, seconds: float) -> float:

@@ -68,9 +68,9 @@ class ProfileSteps:
         search = Saturation(alone / 2, factor=1.25, tolerance=TOLERANCE, patience=2)
         while (rate := search.offered) is not None:
             measure = partial(prefilled_per_s, self.bench, lengths, rate, self.seconds)
-            found = await self.kept.value(f"V_P {rate:.6g}", measure)
-            self.say(f"V_P: {rate:,.0f} tokens/s offered, {found:,.0f} processed")
-            search.add(found)
+            velocity = await self.kept.value(f"V_P {rate:.6g}", measure)
+            self.say(f"V_P: {rate:,.0f} tokens/s offered, {velocity:,.0f} processed")
+            search.add(velocity)
         return search.best
 
     async def _network(self) -> float:
@@ -79,9 +79,9 @@ class ProfileSteps:
         while search.offered is not None:
             number = min(int(search.offered), MOST_AT_A_TIME)
             measure = partial(moved_per_s, self.bench, length, number)
-            found = await self.kept.value(f"V_N {number}", measure)
-            self.say(f"V_N: {number} at a time, {found:,.0f} tokens/s of KV")
-            search.add(found)
+            velocity = await self.kept.value(f"V_N {number}", measure)
+            self.say(f"V_N: {number} at a time, {velocity:,.0f} tokens/s of KV")
+            search.add(velocity)
         return search.best
 
     async def _decode(self, name: str, kind: RequestSize, like: KvHeader) -> float:
@@ -93,9 +93,9 @@ class ProfileSteps:
                 generated = await self.kept.value(
                     f"V_D {name} {number}", partial(self._generated, people, number)
                 )
-                found = kind.released(generated)
-                self.say(f"V_D {name}: {number} at a time, {found:,.0f} tokens/s released")
-                search.add(found)
+                velocity = kind.released(generated)
+                self.say(f"V_D {name}: {number} at a time, {velocity:,.0f} tokens/s released")
+                search.add(velocity)
         return search.best
 
     async def _generated(self, people: Population, number: int) -> float:
@@ -121,9 +121,9 @@ class ProfileSteps:
         async with population(self.bench, kind, like) as people:
             while (length := search.offered) is not None:
                 measure = partial(self._with_prompt, people, number, length)
-                found = await self.kept.value(f"chunk {number} {length}", measure)
-                self.say(f"chunk: {length} + {number} tokens, {1e3 * found:.1f} ms a pass")
-                search.add(found)
+                pass_time = await self.kept.value(f"chunk {number} {length}", measure)
+                self.say(f"chunk: {length} + {number} tokens, {1e3 * pass_time:.1f} ms a pass")
+                search.add(pass_time)
         return search.chunk
 
     async def _with_prompt(self, people: Population, number: int, length: int) -> float:

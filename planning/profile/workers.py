@@ -104,5 +104,5 @@ async def bench(
 
 def _spec(role: str, number: int, flags: Sequence[str], passes: Path) -> ProcessSpec:
     fixed = ("--role", role, "--record-passes", str(passes), "--predict-every", "0")
-    told = (*flags, *fixed, "--no-prefix-caching", "--log-level", "warning")
-    return ProcessSpec("worker", f"{role}-{number}", told)
+    all_flags = (*flags, *fixed, "--no-prefix-caching", "--log-level", "warning")
+    return ProcessSpec("worker", f"{role}-{number}", all_flags)
