@@ -81,8 +81,8 @@ def run_fit(args: argparse.Namespace) -> int:
     find_engine(args.engine)
     given = load_profile(args.profile) if args.profile else None
     served = LiveModel(args.model, args.device, LiveEngine(args.engine, args.engine_args))
-    with _folder(args.keep) as folder, bar("calibrating") as shown:
-        learnt = learn(served, folder, args.seed, given, shown.tries)
+    with _folder(args.keep) as folder, bar("calibrating") as progress:
+        learnt = learn(served, folder, args.seed, given, progress.tries)
     learnt.calibration.save(args.out)
     print("\n".join(calibration_lines(learnt.calibration)))
     levels = ", ".join(f"{each:.2f}" for each in learnt.levels)
@@ -100,12 +100,12 @@ def run_check(args: argparse.Namespace) -> int:
     console = Console()
     console.print(_duration(cases, args.repeats, args.num_requests))
     reports = []
-    with _folder(args.keep) as folder, bar("checking", len(cases)) as shown:
+    with _folder(args.keep) as folder, bar("checking", len(cases)) as progress:
         sizes = (args.num_requests, args.repeats, args.seed)
         served = LiveModel(args.model, args.device, calibration.engine)
         matrix = Matrix(calibration, served, folder, *sizes)
-        for report in matrix.run(cases, shown.tries):
-            shown.advance()
+        for report in matrix.run(cases, progress.tries):
+            progress.advance()
             _print(console, report)
             reports.append(report)
             write_json(args.json, _json(reports))

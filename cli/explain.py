@@ -92,16 +92,16 @@ def run(args: argparse.Namespace) -> int:
     call = (
         ask(where, args.request, args.api_key) if is_live else _recorded(args.folder, args.request)
     )
-    told = [text for output in call.outputs if (text := output.text())]
-    if not told:
+    texts = [text for output in call.outputs if (text := output.text())]
+    if not texts:
         message = f"{where} has no decision about {args.request!r}"
         if is_live:
             message += "; its gateway (--num-lives) and its scheduler (--num-decisions-kept) "
             message += "know the last ones alone"
         raise HeadwayError(Code.NOT_FOUND, message)
-    for number, text in enumerate(told, start=1):
-        if len(told) > 1:
-            print(f"output {number} of {len(told)}:")
+    for number, text in enumerate(texts, start=1):
+        if len(texts) > 1:
+            print(f"output {number} of {len(texts)}:")
         print(text, flush=True)
     if call.num_older:
         older = several(call.num_older, "older call")
@@ -176,10 +176,10 @@ def ask(url: str, request_id: str, api_key: str = "") -> CallTold:
         raise _no_gateway(url, error) from error
 
 
-def _read_output(found: Mapping[str, Any]) -> OutputTold:
-    decisions, shown = found["decisions"], found.get("life")
-    life = None if shown is None else unpacked(shown)
-    name = decisions[0]["chosen"][0][0] if decisions else str(found["request_id"])
+def _read_output(fields: Mapping[str, Any]) -> OutputTold:
+    decisions, life_fields = fields["decisions"], fields.get("life")
+    life = None if life_fields is None else unpacked(life_fields)
+    name = decisions[0]["chosen"][0][0] if decisions else str(fields["request_id"])
     request_id = name if life is None else life.request_id
     return OutputTold(request_id, life, [json.dumps(decision) for decision in decisions])
 

@@ -53,12 +53,12 @@ def _headline(life: LifeRecord) -> str:
     ]
     if life.tpot is not None:
         figures.append(f"TPOT {life.tpot * 1e3:.1f} ms")
-    shown = f" ({', '.join(figures)})" if figures else ""
+    suffix = f" ({', '.join(figures)})" if figures else ""
     cached = f" ({tokens.cached:,} cached)" if tokens.cached else ""
     amounts = f"{several(tokens.prompt, 'prompt token')}{cached}, "
     amounts += several(tokens.output, "output token")
     return (
-        f"{life.request_id} ({', '.join(who)}) {ending} after {life.total / 1e6:.3f} s{shown}; "
+        f"{life.request_id} ({', '.join(who)}) {ending} after {life.total / 1e6:.3f} s{suffix}; "
         f"{amounts}" + (f"\n  error: {life.error}" if life.error else "")
     )
 
@@ -75,15 +75,15 @@ def _crowd(life: LifeRecord) -> Iterator[str]:
 
 def _timeline(life: LifeRecord) -> Iterator[str]:
     """Yield a line for each part and for each moment that says why."""
-    told = [(part.begin, 0, _part_line(life, part)) for part in life.parts]
+    lines = [(part.begin, 0, _part_line(life, part)) for part in life.parts]
     placed_on = ""
     for moment in life.moments:
         is_repeat = moment.kind is MomentKind.PLACED and moment.worker_id == placed_on
         if moment.kind is MomentKind.PLACED:
             placed_on = moment.worker_id
         if not is_repeat and (line := _moment_line(life, moment)):
-            told.append((moment.at, 1, line))
-    for _, _, line in sorted(told):
+            lines.append((moment.at, 1, line))
+    for _, _, line in sorted(lines):
         yield line
     if life.instants.end is not None:
         yield f"{_clock(life, life.instants.end)}  ends: {life.status}"

@@ -34,8 +34,8 @@ class SimulatedRun:
         """How the run was made; HeadwayError where its folder does not say."""
         path = self._folder / MAKING
         try:
-            found = json.loads(path.read_text("utf-8"))
-            return dict(found)
+            settings = json.loads(path.read_text("utf-8"))
+            return dict(settings)
         except (OSError, ValueError, TypeError) as error:
             message = f"{path} does not say how the run was made ({error}): record it again"
             raise HeadwayError(Code.NOT_FOUND, message) from error
@@ -68,11 +68,11 @@ class SimulatedRun:
             simulate(spec, requests, ended=records.append, failures=scenario.failures)
         else:
             simulate_views(spec, requests, ended=records.append)
-        found = next((each for each in records if each.request_id == life.request_id), None)
+        record = next((each for each in records if each.request_id == life.request_id), None)
         workers = ", ".join(f"{n} {kind.role.value}" for kind, n in scenario.conditions.instances)
         return ReplayedTimes(
-            None if found is None else found.ttft,
-            None if found is None or not found.finished else found.ttlt,
+            None if record is None else record.ttft,
+            None if record is None or not record.finished else record.ttlt,
             len(requests),
             workers,
             name,
@@ -84,14 +84,14 @@ class SimulatedRun:
         if made["rate"] is not None:
             workload = replace(workload, rate=made["rate"])
         begin, end = life.arrival_at - _BEFORE, life.arrival_at + life.total / 1e6 + _AFTER
-        found: list[SimRequest] = []
+        around: list[SimRequest] = []
         for each in workload.requests(made["seed"]):
             if each.arrival_at > end:
                 break
             if each.arrival_at >= begin:
-                found.append(each)
+                around.append(each)
         same = (life.request_id, life.tokens.prompt)
-        if not any((each.request_id, each.num_prompt_tokens) == same for each in found):
+        if not any((each.request_id, each.num_prompt_tokens) == same for each in around):
             message = "its scenario is not what it was: record the run again"
             raise HeadwayError(Code.NOT_FOUND, message)
-        return found
+        return around

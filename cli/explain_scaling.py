@@ -53,8 +53,8 @@ async def _ask(args: argparse.Namespace) -> Sequence[PublishTargets]:
 
 def _config(args: argparse.Namespace) -> ServiceConfig:
     """Return where to ask: what was given, else the cluster of the run folder."""
-    found = RunningCluster() if args.store or args.autoscaler else found_cluster(args.log_dir)
-    said = {"store": args.store or found.store, "cluster": args.cluster or found.cluster}
+    cluster = RunningCluster() if args.store or args.autoscaler else found_cluster(args.log_dir)
+    said = {"store": args.store or cluster.store, "cluster": args.cluster or cluster.cluster}
     given = [text for name, value in said.items() if value for text in (f"--{name}", value)]
     return read_config(ServiceConfig, ["--service-id", "explain", *given])
 
@@ -97,12 +97,12 @@ def explained(decisions: Sequence[PublishTargets], *, every: bool) -> Iterator[t
 def decision_text(decided: PublishTargets, before: PublishTargets | None = None) -> str:
     """Return a paragraph; ``before`` is the previous decision."""
     numbers = zip(ROLES, _numbers(before or decided), _numbers(decided), strict=True)
-    shown = [
+    counts = [
         f"{role} {now}" if now == then else f"{role} {then} → {now}"
         for role, then, now in numbers
         if now or then
     ]
-    lines = [f"{decided.policy}: {', '.join(shown) or 'nothing'}", f"{decided.targets.reason}"]
+    lines = [f"{decided.policy}: {', '.join(counts) or 'nothing'}", f"{decided.targets.reason}"]
     rates = decided.rates
     lines.append(
         "rates: none was fresh"

@@ -34,11 +34,11 @@ Replays = Callable[[LifeRecord, str], ReplayedTimes]
 
 def parse_presets(text: str) -> Sequence[str]:
     """Return the presets of ``--what-if``; INVALID_ARGUMENT for an unknown one."""
-    found = [name.strip() for name in text.split(",") if name.strip()]
-    for name in found:
+    presets = [name.strip() for name in text.split(",") if name.strip()]
+    for name in presets:
         if name not in PRESETS:
             raise invalid("--what-if", name, f"presets by comma: {', '.join(PRESETS)}")
-    return found
+    return presets
 
 
 def require_profile(name: str) -> None:
@@ -66,11 +66,11 @@ def told(life: LifeRecord, presets: Sequence[str], replay: Replays) -> Iterator[
         if preset == own.preset:
             continue
         try:
-            found = replay(life, preset)
+            times = replay(life, preset)
         except HeadwayError as error:
             yield f"  {preset}: it cannot be replayed: {error.message}"
         else:
-            yield _line(f"{preset}, simulated", found.ttft, found.total)
+            yield _line(f"{preset}, simulated", times.ttft, times.total)
     around = several(own.num_requests, "request")
     yield f"  ({around} around it on {own.workers}; compare simulated times)"
 
@@ -89,11 +89,11 @@ def _seconds(value: float | None) -> str:
 def read_times(answer: Any) -> ReplayedTimes:
     """Return what a gateway answered; UNAVAILABLE for what no gateway of this version says."""
     try:
-        found = answer["request"]["replayed"]
+        times = answer["request"]["replayed"]
         workers = ", ".join(f"{number} {role}" for role, number in answer["workers"].items())
         return ReplayedTimes(
-            found["ttft"],
-            found["total"],
+            times["ttft"],
+            times["total"],
             int(answer["num_requests"]),
             f"{workers}, nothing cached, costs {_source(str(answer['profile']))}",
             str(answer["preset"]),

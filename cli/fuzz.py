@@ -37,9 +37,9 @@ def run(args: argparse.Namespace) -> int:
     target = getattr(module, f"{args.kind.capitalize()}Target")()
     try:
         if args.file is not None:
-            found = target.attempt(args.file.read_bytes()) or target.check()
-            print(found or "nothing is wrong")
-            return 1 if found else 0
+            problem = target.attempt(args.file.read_bytes()) or target.check()
+            print(problem or "nothing is wrong")
+            return 1 if problem else 0
         report = campaign(
             args.kind,
             target,

@@ -92,15 +92,15 @@ def run(args: argparse.Namespace) -> int:
     loads = different_loads(workload, args.seeds, args.requests)
     console = Console()
     _say(console, [*source.notes, *notes, *_once(loads, args.seeds), *_part(workload, args)])
-    with bar("planning") as shown:
+    with bar("planning") as progress:
         trial = Trial(loads[0], goal, source.network)
-        trial.tell = partial(_tell, shown, trial)
+        trial.tell = partial(_tell, progress, trial)
         plan = _plan(console, args, trial, space, loads)
     if plan is None:
         return 1
     write_json(args.json, _as_json(plan))
     if args.plot is not None:
-        drawn = [p for p, found in space.topologies.items() if plan.fixed.candidate.kind in found]
+        drawn = [p for p, kinds in space.topologies.items() if plan.fixed.candidate.kind in kinds]
         plots.attainment_over_gpus(
             args.plot, by_gpus(trial, plan.fixed.candidate, drawn), goal.attainment
         )
@@ -111,12 +111,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(shown: ProgressBar, trial: Trial, what: str) -> None:
+def _tell(progress: ProgressBar, trial: Trial, what: str) -> None:
     """Show what is tried, and the best so far."""
-    shown.tries(f"{what} ({trial.num_runs} clusters before)")
+    progress.tries(f"{what} ({trial.num_runs} clusters before)")
     if kept := keeping(trial):
         best = kept[0]
-        shown.has_best(f"{best.candidate.name}, {best.attainment:.1%}")
+        progress.has_best(f"{best.candidate.name}, {best.attainment:.1%}")
 
 
 def _check_output(args: argparse.Namespace) -> None:
@@ -161,8 +161,8 @@ def _once(loads: Sequence[Load], num_seeds: int) -> Iterable[str]:
 def _part(workload: Workload, args: argparse.Namespace) -> Iterable[str]:
     """Yield which part of a recording is planned for, where it is not all."""
     if workload.trace is not None:
-        told = busiest(workload.requests(1), args.requests).told()
-        yield from filter(None, (told,))
+        sentence = busiest(workload.requests(1), args.requests).told()
+        yield from filter(None, (sentence,))
 
 
 def _plan(
@@ -173,13 +173,13 @@ def _plan(
     loads: Sequence[Load],
 ) -> CapacityPlan | None:
     """Return the plan, printed; None where nothing keeps the goal."""
-    found = search(trial, space, args.max_gpus)
+    outcomes = search(trial, space, args.max_gpus)
     _say_searched(console, trial)
-    if not found:
+    if not outcomes:
         closest = trial.closest()
         console.print(nothing_keeps(closest, trial.goal, args.max_gpus), soft_wrap=True)
         return None
-    plan = make_plan(trial, found, loads, args.max_gpus, autoscales=args.autoscale)
+    plan = make_plan(trial, outcomes, loads, args.max_gpus, autoscales=args.autoscale)
     if isinstance(plan, Confirmed):
         console.print(nothing_keeps(plan, trial.goal, args.max_gpus), soft_wrap=True)
         return None
@@ -191,12 +191,12 @@ def _plan(
 
 def _say_searched(console: Console, trial: Trial) -> None:
     """Say how much was tried, and how much of it on the cores."""
-    shown = f"searched {trial.num_runs} clusters, {num_requests(trial.load)} requests each"
+    text = f"searched {trial.num_runs} clusters, {num_requests(trial.load)} requests each"
     if isinstance(trial.load, SessionLoad):
-        shown += "; all on the cores, as views have no sessions"
+        text += "; all on the cores, as views have no sessions"
     elif trial.num_by_cores:
-        shown += f"; {trial.num_by_cores} on the cores, as views do not have who yields memory"
-    console.print(shown, soft_wrap=True)
+        text += f"; {trial.num_by_cores} on the cores, as views do not have who yields memory"
+    console.print(text, soft_wrap=True)
 
 
 def _print(console: Console, plan: CapacityPlan) -> None:

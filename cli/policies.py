@@ -34,5 +34,5 @@ def _print_presets() -> None:
         print(f"{name:<11} {preset.description} [{preset.reference}]")
         for question in sorted(REGISTRY):
             params = ", ".join(f"{k}={v!r}" for k, v in preset.params_of(question).items())
-            shown = f" ({params})" if params else ""
-            print(f"{'':<11} {question:<13} {getattr(preset, question)}{shown}")
+            suffix = f" ({params})" if params else ""
+            print(f"{'':<11} {question:<13} {getattr(preset, question)}{suffix}")

@@ -139,15 +139,15 @@ async def _measure(
 ) -> Profile:
     with _progress(len(STAGES)) as (say, done):
         number = len(kept.starting_with("start-up prefill")) + 1
-        async with bench(flags, kept.passes, number, lambda line: None) as found:
-            for role, seconds in zip(("prefill", "decode"), found.start_ups, strict=True):
+        async with bench(flags, kept.passes, number, lambda line: None) as workers:
+            for role, seconds in zip(("prefill", "decode"), workers.start_ups, strict=True):
                 kept.put(f"start-up {role} {number}", seconds)
-            say(f"both workers are up; {max(found.start_ups):.1f} s at most")
+            say(f"both workers are up; {max(workers.start_ups):.1f} s at most")
             done()
-            info = replace(found.prefiller.info, num_blocks=found.decoder.info.num_blocks)
+            info = replace(workers.prefiller.info, num_blocks=workers.decoder.info.num_blocks)
             sizes = buckets_within(buckets, info.max_model_len)
-            like = await found.kv_header(sizes.input_tokens[0])
-            steps = ProfileSteps(found, kept, sizes, args.seconds, args.tpot_slo, say, done)
+            like = await workers.kv_header(sizes.input_tokens[0])
+            steps = ProfileSteps(workers, kept, sizes, args.seconds, args.tpot_slo, say, done)
             start_ups = kept.starting_with("start-up ")
             measured = await steps.run(sum(start_ups) / len(start_ups), like)
         records = await asyncio.to_thread(read_records, kept.passes)
@@ -164,15 +164,15 @@ async def _measure(
 @contextmanager
 def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
     """Show a bar with what was found last; print lines where no terminal is."""
-    with bar("measuring", total) as shown:
-        shown.tries("starting workers")
+    with bar("measuring", total) as progress:
+        progress.tries("starting workers")
 
         def say(line: str) -> None:
-            shown.tries(line)
+            progress.tries(line)
             if not sys.stderr.isatty():
                 print(line, flush=True)
 
-        yield say, shown.advance
+        yield say, progress.advance
 
 
 def _deployment(args: argparse.Namespace, out: Path, dtype: str) -> Deployment:

@@ -103,12 +103,12 @@ def _plot(folder: Path, claims: Sequence[Claim], num_processes: int) -> None:
 
 def _conversations(seeds: Sequence[int], num_processes: int) -> list[Claim]:
     """Print the figures of every system and load, which say more than the claims."""
-    found = conversations.found_by(seeds, num_processes)
+    results = conversations.found_by(seeds, num_processes)
     table = make_table(
-        conversations.TITLES, conversations.table(found), left=conversations.TITLES[:2]
+        conversations.TITLES, conversations.table(results), left=conversations.TITLES[:2]
     )
     make_console(_WIDTH).print(table)
-    return conversations.claims(found)
+    return conversations.claims(results)
 
 
 def _print(claims: Sequence[Claim]) -> None:

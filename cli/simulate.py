@@ -222,11 +222,11 @@ def run(args: argparse.Namespace) -> int:
     ]
     if args.trace is not None:
         jobs[0] = jobs[0]._replace(trace=str(args.trace))
-    found = _run_all(jobs, args.processes or num_cores())
-    table = _means(jobs, [each.row for each in found])
+    runs = _run_all(jobs, args.processes or num_cores())
+    table = _means(jobs, [each.row for each in runs])
     print_runs(table)
     if args.plots is not None:
-        _plot(args.plots, jobs, found, table)
+        _plot(args.plots, jobs, runs, table)
     write_json(args.json, table)
     return 0
 
@@ -335,11 +335,13 @@ def _times(run: Run) -> dict[str, list[float]]:
 def _plot(
     folder: Path,
     jobs: Sequence[SimulationJob],
-    found: Sequence[Found],
+    results: Sequence[Found],
     table: Sequence[Mapping[str, object]],
 ) -> None:
     """Draw all runs beside each other."""
-    runs = {j.name: f.values for j, f in zip(jobs, found, strict=True) if j.seed == 1 and f.values}
+    runs = {
+        j.name: f.values for j, f in zip(jobs, results, strict=True) if j.seed == 1 and f.values
+    }
     if runs:
         plots.latency_cdfs(folder, runs)
     if len({row["rate"] for row in table}) > 1:
@@ -367,22 +369,22 @@ def _means(
         {
             "preset": preset,
             "rate": rate,
-            "seeds": len(found),
+            "seeds": len(seed_rows),
             **{
-                name: statistics.fmean(row[name] for row in found if name in row)
-                for name in found[0]
+                name: statistics.fmean(row[name] for row in seed_rows if name in row)
+                for name in seed_rows[0]
             },
         }
-        for (rate, preset), found in grouped.items()
+        for (rate, preset), seed_rows in grouped.items()
     ]
 
 
 def print_runs(table: Sequence[Mapping[str, Any]]) -> None:
     """Print the latencies over all requests, losses if there are any, and the figures by class."""
     lose = any(row.get("lost") for row in table)
-    shown = [column for column in _SHOWN if lose or column[0] != "lost"]
-    titles = ("preset", "rate\n1/s", *(title for _, _, title in shown))
-    printed = make_table(titles, _cells(table, shown), collapse_padding=True)
+    columns = [column for column in _SHOWN if lose or column[0] != "lost"]
+    titles = ("preset", "rate\n1/s", *(title for _, _, title in columns))
+    printed = make_table(titles, _cells(table, columns), collapse_padding=True)
     for column in printed.columns:
         column.no_wrap = True
     console = Console()
@@ -407,7 +409,9 @@ def _print_promises(console: Console, table: Sequence[Mapping[str, Any]]) -> Non
         console.print(make_table(titles, _cells(table, columns)))
 
 
-def _cells(table: Sequence[Mapping[str, Any]], shown: Sequence[Column]) -> Iterator[Sequence[str]]:
+def _cells(
+    table: Sequence[Mapping[str, Any]], columns: Sequence[Column]
+) -> Iterator[Sequence[str]]:
     for row in table:
         rate = "-" if row["rate"] is None else f"{row['rate']:g}"
-        yield (row["preset"], rate, *(number(row.get(name), scale) for name, scale, _ in shown))
+        yield (row["preset"], rate, *(number(row.get(name), scale) for name, scale, _ in columns))

@@ -84,15 +84,15 @@ def picture(frame: Json) -> Group:
 
 
 def _head(frame: Json) -> Text:
-    gateway, found = frame["gateway"], figures(frame)
+    gateway, latest = frame["gateway"], figures(frame)
     text = Text(f"{gateway['model']}", style="bold")
     text.append(f"  preset {gateway['preset']}, {gateway['status']}", style="not bold")
     text.append(f", {_leader(frame)}", style="not bold")
     text.append(f"\n{gateway['open']} open, {gateway['waiting']} without a token")
     for name, unit in (("ended_per_s", "requests/s"), ("tokens_per_s", "tokens/s")):
-        text.append(f", {number(found.get(name))} {unit}")
-    text.append(f", TTFT P50 {seconds(found.get('ttft_p50'))}")
-    text.append(f" P99 {seconds(found.get('ttft_p99'))}, promises {share(found.get('kept'))}\n")
+        text.append(f", {number(latest.get(name))} {unit}")
+    text.append(f", TTFT P50 {seconds(latest.get('ttft_p50'))}")
+    text.append(f" P99 {seconds(latest.get('ttft_p99'))}, promises {share(latest.get('kept'))}\n")
     return text
 
 
@@ -127,19 +127,19 @@ def _workers(frame: Json) -> Table | Text:
 
 
 def _requests(frame: Json) -> Table | Text:
-    found = frame.get("requests", {})
-    if not found.get("order"):
+    requests = frame.get("requests", {})
+    if not requests.get("order"):
         return Text("No request is open that fits.", style="dim")
     names = ("request", "phase", "class", "tenant", "worker", "prompt", "output", "wait", "slack")
     table = table_of(names, first_number=5)
-    for cells in _rows(found):
+    for cells in _rows(requests):
         table.add_row(*cells)
     return table
 
 
-def _rows(found: Json) -> Iterator[tuple[str, ...]]:
-    for request_id in found["order"]:
-        row = found["rows"].get(request_id)
+def _rows(requests: Json) -> Iterator[tuple[str, ...]]:
+    for request_id in requests["order"]:
+        row = requests["rows"].get(request_id)
         if row is None:
             continue
         target = f" → {row['target']}" if "target" in row else ""

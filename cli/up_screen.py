@@ -114,17 +114,17 @@ def serving_line(frame: Json, url: str) -> Text:
 
 
 def _parts(frame: Json) -> Iterator[str]:
-    found = figures(frame)
+    latest = figures(frame)
     gateway = frame.get("gateway", {})
     yield f"{gateway.get('open', 0)} open"
-    if (ended := found.get("ended_per_s")) is not None:
+    if (ended := latest.get("ended_per_s")) is not None:
         yield f"{ended:.1f} requests/s"
-    if (tokens := found.get("tokens_per_s")) is not None:
+    if (tokens := latest.get("tokens_per_s")) is not None:
         yield f"{tokens:.0f} tokens/s"
-    median, tail = found.get("ttft_p50"), found.get("ttft_p99")
+    median, tail = latest.get("ttft_p50"), latest.get("ttft_p99")
     if median is not None and tail is not None:
         yield f"TTFT {median:.2f}/{tail:.2f} s"
-    if (kept := found.get("kept")) is not None:
+    if (kept := latest.get("kept")) is not None:
         yield f"promises {100 * kept:.0f} %"
     gone = [name for name, card in frame.get("workers", {}).items() if card["state"] == "gone"]
     if gone:

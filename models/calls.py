@@ -338,12 +338,12 @@ def _known(rng: random.Random) -> InventedTool:
 def _parameters(properties: Mapping[str, Schema], rng: random.Random) -> Schema:
     if not properties and rng.random() < 0.4:
         return {"type": "object"}
-    found: Schema = {"type": "object", "properties": dict(properties)}
+    schema: Schema = {"type": "object", "properties": dict(properties)}
     if rng.random() < 0.85:
-        found["required"] = list(properties)
+        schema["required"] = list(properties)
     if rng.random() < 0.4:
-        found["additionalProperties"] = False
-    return found
+        schema["additionalProperties"] = False
+    return schema
 
 
 def _invented(rng: random.Random) -> InventedTool:
@@ -351,10 +351,10 @@ def _invented(rng: random.Random) -> InventedTool:
     drawn: list[Fact] = draw_facts(rng, rng.choice((0, 1, 1, 2, 2, 3)))
     name = f"{verb}_{noun}" if rng.random() < 0.8 else f"{verb}{noun[:1].upper()}{noun[1:]}"
     words = f"{verb} the {spaced(noun, rng)}"
-    told = ", ".join(f"{spaced(each.name, rng)} {spoken(each.value, rng)}" for each in drawn)
-    linked = rng.choice((" with ", ": ", " for ", ", ")) if told else ""
+    described = ", ".join(f"{spaced(each.name, rng)} {spoken(each.value, rng)}" for each in drawn)
+    linked = rng.choice((" with ", ": ", " for ", ", ")) if described else ""
     filler = rng.choice(_FILLERS)
-    said = f"{filler}{words}{linked}{told}."
+    said = f"{filler}{words}{linked}{described}."
     if rng.random() < 0.3 and drawn:
         said = f"{filler}{words}. " + " ".join(
             f"{f.sentence[:1].upper()}{f.sentence[1:]}." for f in drawn
@@ -374,12 +374,12 @@ def draw_tool(rng: random.Random) -> InventedTool:
 
 def draw_tools(rng: random.Random) -> list[InventedTool]:
     """Draw one to five tools of different names."""
-    wanted, found = rng.choice((1, 1, 1, 1, 2, 2, 3, 4)), dict[str, InventedTool]()
-    while len(found) < wanted:
+    wanted, by_name = rng.choice((1, 1, 1, 1, 2, 2, 3, 4)), dict[str, InventedTool]()
+    while len(by_name) < wanted:
         tool = draw_tool(rng)
-        if not any(tool.description == each.description for each in found.values()):
-            found.setdefault(tool.name, tool)
-    return list(found.values())
+        if not any(tool.description == each.description for each in by_name.values()):
+            by_name.setdefault(tool.name, tool)
+    return list(by_name.values())
 
 
 def declared(tool: InventedTool, rng: random.Random) -> dict[str, Any]:
@@ -399,9 +399,7 @@ def call_text(tool: InventedTool) -> str:
     return f"<tool_call>\n{body}\n</tool_call>"
 
 
-def call_pieces(
-    tool: InventedTool, rng: random.Random, told: bool = True
-) -> tuple[list[AnswerPiece], bool]:
+def call_pieces(tool: InventedTool, rng: random.Random) -> tuple[list[AnswerPiece], bool]:
     """Write a call: free, as a list that a grammar asks for, or its arguments alone."""
     style = rng.random()
     if style < 0.55:
@@ -432,8 +430,8 @@ def result_and_answer(rng: random.Random) -> tuple[str, str]:
         return result, f"The tool failed. {result}."
     drawn = draw_facts(rng, rng.choice((1, 2, 2, 3)))
     result = json.dumps({each.name: each.value for each in drawn}, ensure_ascii=False)
-    told = [f"the {each.name.replace('_', ' ')} is {spoken_plainly(each.value)}" for each in drawn]
-    text = ", ".join(told[:-1]) + (" and " if len(told) > 1 else "") + told[-1] + "."
+    parts = [f"the {each.name.replace('_', ' ')} is {spoken_plainly(each.value)}" for each in drawn]
+    text = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1] + "."
     return result, f"{text[:1].upper()}{text[1:]}"
 
 

@@ -98,12 +98,12 @@ def task_chat(rng: random.Random, name: str, largest: int) -> Written:
 
 def _positions(rng: random.Random, start: int, length: int) -> list[int]:
     """Number the tokens; a gap within the prompt stands for a longer one."""
-    found = list(range(length))
+    positions = list(range(length))
     if rng.random() < WITH_GAP and start > 8:
         cut = rng.randint(1, start - 4)
         gap = int((MAX_POSITIONS - length) * rng.random() ** 2)
-        found[cut:] = [place + gap for place in found[cut:]]
-    return found
+        positions[cut:] = [place + gap for place in positions[cut:]]
+    return positions
 
 
 def encoded(rng: random.Random, tokenizer: Tokenizer, written: Written) -> TrainingChat:

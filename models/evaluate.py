@@ -112,26 +112,26 @@ def written_whole(model: Any, tokenizer: Any, written: Written) -> bool:
         logits = model(input_ids=torch.tensor([asked + ids])).logits[0]
     likeliest = logits[len(asked) - 1 : -1].argmax(-1).tolist()
     return all(
-        found == wanted or not own[end - 1]
-        for found, wanted, end in zip(likeliest, ids, ends, strict=True)
+        likely == wanted or not own[end - 1]
+        for likely, wanted, end in zip(likeliest, ids, ends, strict=True)
     )
 
 
 def requests_table(folder: Path, per_kind: int, seed: int, failures: int) -> dict[str, float]:
     """Measure each kind of request; print some whose answers were not whole."""
     model, tokenizer = load(folder)
-    found = {}
+    shares = {}
     for name, make in KINDS.items():
         rng = random.Random(f"{seed}-held out-{name}")
         drawn = [make(rng, 20) for _ in range(per_kind)]
         whole = [written_whole(model, tokenizer, each) for each in drawn]
-        found[name] = sum(whole) / per_kind
-        print(f"{name:<16}{per_kind:>8}{found[name]:>10.1%}", flush=True)
+        shares[name] = sum(whole) / per_kind
+        print(f"{name:<16}{per_kind:>8}{shares[name]:>10.1%}", flush=True)
         wrong = [each for each, right in zip(drawn, whole, strict=True) if not right]
         for each in wrong[:failures]:
             prompt, pieces = decided(each)
             print(f"\n{prompt}\nexpected {''.join(piece.text for piece in pieces)}")
-    return found
+    return shares
 
 
 def band_of(example: Example) -> str:

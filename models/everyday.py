@@ -199,10 +199,10 @@ def _list(rng: random.Random) -> Turns:
             "Say {n} {k}.",
         )
     )
-    found = KINDS[kind][:count]
+    words = KINDS[kind][:count]
     if rng.random() < 0.15:
-        return f"{asked.format(n=number, k=_plural(kind))} One per line.", "\n".join(found)
-    return asked.format(n=number, k=_plural(kind)), ", ".join(found)
+        return f"{asked.format(n=number, k=_plural(kind))} One per line.", "\n".join(words)
+    return asked.format(n=number, k=_plural(kind)), ", ".join(words)
 
 
 def _name_one(rng: random.Random) -> Turns:
@@ -302,8 +302,8 @@ def _next(rng: random.Random) -> Turns:
         asked = rng.choice((asked, "What day comes {d} {w}?", "Which day is {d} {w}?"))
     else:
         asked = rng.choice((asked, "What month comes {d} {w}?", "Which month is {d} {w}?"))
-    found = row[(n + (1 if after else -1)) % len(row)]
-    return asked.format(d="after" if after else "before", w=row[n]), found
+    neighbour = row[(n + (1 if after else -1)) % len(row)]
+    return asked.format(d="after" if after else "before", w=row[n]), neighbour
 
 
 def _sentence(rng: random.Random) -> Turns:
@@ -332,9 +332,9 @@ def _sentence(rng: random.Random) -> Turns:
 
 
 def _question(rng: random.Random) -> Turns:
-    told = draw_facts(rng, rng.choice((1, 2, 3)))
-    chosen = rng.choice(told)
-    text = sentences(told, rng)
+    drawn = draw_facts(rng, rng.choice((1, 2, 3)))
+    chosen = rng.choice(drawn)
+    text = sentences(drawn, rng)
     name = spaced(chosen.name, rng)
     asked = rng.choice(
         (
@@ -375,8 +375,8 @@ def _feeling(rng: random.Random) -> Turns:
 
 
 def _summary(rng: random.Random) -> Turns:
-    told = draw_facts(rng, rng.choice((2, 3)))
-    lines = [f"{each.sentence[:1].upper()}{each.sentence[1:]}." for each in told]
+    drawn = draw_facts(rng, rng.choice((2, 3)))
+    lines = [f"{each.sentence[:1].upper()}{each.sentence[1:]}." for each in drawn]
     asked = rng.choice(
         ("Summarize: {t}", "Summarize this text in one sentence.\n{t}", "In short: {t}")
     )

@@ -148,12 +148,12 @@ def several(source: Callable[[random.Random], Any]) -> Callable[[random.Random],
     """Return a source of lists of different values."""
 
     def drawn(rng: random.Random) -> list[Any]:
-        wanted, found = rng.choice((1, 2, 2, 3, 3, 4, 5)), []
+        wanted, values = rng.choice((1, 2, 2, 3, 3, 4, 5)), []
         for _ in range(wanted):
             value = source(rng)
-            if value not in found:
-                found.append(value)
-        return found
+            if value not in values:
+                values.append(value)
+        return values
 
     return drawn
 
@@ -494,10 +494,10 @@ def _own(rng: random.Random) -> Fact:
     choices: tuple[str, ...] = ()
     if kind == "string" and rng.random() < 0.35:
         kind = "enum"
-        found = [
+        names = [
             rng.choice((invented, topic, colour, place))(rng) for _ in range(rng.randint(2, 5))
         ]
-        choices = tuple(dict.fromkeys(found))
+        choices = tuple(dict.fromkeys(names))
         value = rng.choice(choices)
     said = spaced(name, rng)
     pattern = rng.choice(
@@ -535,42 +535,42 @@ def draw_fact(rng: random.Random) -> Fact:
 
 def draw_facts(rng: random.Random, count: int) -> list[Fact]:
     """Draw fields of different names."""
-    found: dict[str, Fact] = {}
-    while len(found) < count:
+    facts: dict[str, Fact] = {}
+    while len(facts) < count:
         each = draw_fact(rng)
-        found.setdefault(each.name, each)
-    return list(found.values())
+        facts.setdefault(each.name, each)
+    return list(facts.values())
 
 
 def schema_of_fact(fact: Fact, rng: random.Random) -> Schema:
     """Write the schema of a field, now and then with a title or a description."""
     simple = {"strings": "string", "integers": "integer", "numbers": "number"}
-    found: Schema = {}
+    schema: Schema = {}
     if rng.random() < 0.3:
-        found["title"] = fact.name.replace("_", " ").title()
+        schema["title"] = fact.name.replace("_", " ").title()
     if rng.random() < 0.25:
-        found["description"] = f"The {spaced(fact.name, rng)}"
+        schema["description"] = f"The {spaced(fact.name, rng)}"
     if fact.kind in simple:
-        found |= {"type": "array", "items": {"type": simple[fact.kind]}}
+        schema |= {"type": "array", "items": {"type": simple[fact.kind]}}
     elif fact.kind == "enum":
-        found["enum"] = list(fact.choices)
+        schema["enum"] = list(fact.choices)
         if rng.random() < 0.8:
-            found["type"] = "string"
+            schema["type"] = "string"
     else:
-        found["type"] = fact.kind
-    return found
+        schema["type"] = fact.kind
+    return schema
 
 
 def sentences(facts: Sequence[Fact], rng: random.Random) -> str:
     """Write the facts as a text: sentences, one sentence, a list, or lines of names and values."""
-    told = [each.sentence for each in facts]
+    parts = [each.sentence for each in facts]
     if rng.random() < 0.3:
-        rng.shuffle(told)
+        rng.shuffle(parts)
     style = rng.random()
     if style < 0.45:
-        return " ".join(f"{each[:1].upper()}{each[1:]}." for each in told)
+        return " ".join(f"{each[:1].upper()}{each[1:]}." for each in parts)
     if style < 0.75:
-        text = ", ".join(told[:-1]) + (" and " if len(told) > 1 else "") + told[-1]
+        text = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
         return f"{text[:1].upper()}{text[1:]}."
     plain = [f"{spaced(each.name, rng)}: {spoken(each.value, rng)}" for each in facts]
     if style < 0.85:

@@ -54,17 +54,17 @@ def json_pieces(value: Any, keys_learnt: bool) -> Iterator[AnswerPiece]:
 
 def object_schema(properties: Mapping[str, Schema], rng: random.Random, name: str = "") -> Schema:
     """Write the schema of an object, as one of several libraries would."""
-    found: Schema = {"type": "object", "properties": dict(properties)}
+    schema: Schema = {"type": "object", "properties": dict(properties)}
     style = rng.random()
     if style < 0.85:
-        found["required"] = list(properties)
+        schema["required"] = list(properties)
     if style < 0.5:
-        found["additionalProperties"] = False
+        schema["additionalProperties"] = False
     if name and rng.random() < 0.5:
-        found["title"] = name
+        schema["title"] = name
     if rng.random() < 0.3:
-        found = dict(sorted(found.items()))
-    return found
+        schema = dict(sorted(schema.items()))
+    return schema
 
 
 def _told(fact: Fact, rng: random.Random) -> tuple[Fact, bool]:
@@ -77,7 +77,7 @@ def _object(
     """Return properties, values and those facts that the text is to tell."""
     properties: dict[str, Schema] = {}
     values: dict[str, Any] = {}
-    told = []
+    told_facts = []
     for each in facts:
         schema, value = schema_of_fact(each, rng), each.value
         is_told = rng.random() > 0.03
@@ -91,8 +91,8 @@ def _object(
             schema["type" if "type" in schema else "title"] = "integer"
         properties[each.name], values[each.name] = schema, value
         if is_told:
-            told.append(each)
-    return properties, values, told
+            told_facts.append(each)
+    return properties, values, told_facts
 
 
 def draw_filled(rng: random.Random) -> Filled:
@@ -107,8 +107,12 @@ def draw_filled(rng: random.Random) -> Filled:
         return _list_of_objects(rng, facts[:3], name)
     if shape < 0.25 and count > 1:
         return _nested(rng, facts, name)
-    properties, values, told = _object(rng, facts)
-    text = sentences(told, rng) if told else rng.choice(("Go.", "Hello.", "I do not know."))
+    properties, values, told_facts = _object(rng, facts)
+    text = (
+        sentences(told_facts, rng)
+        if told_facts
+        else rng.choice(("Go.", "Hello.", "I do not know."))
+    )
     return Filled(object_schema(properties, rng, name), text, values)
 
 
@@ -136,8 +140,8 @@ def _nested(rng: random.Random, facts: Sequence[Fact], name: str) -> Filled:
         definitions = {"$defs": {field.title(): schema}}
         schema = {"$ref": f"#/$defs/{field.title()}"}
     made = object_schema({**outer, field: schema}, rng, name)
-    told = [*outer_told, *inner_told]
-    text = sentences(told, rng) if told else "Go."
+    told_facts = [*outer_told, *inner_told]
+    text = sentences(told_facts, rng) if told_facts else "Go."
     return Filled({**definitions, **made}, text, {**outer_values, field: inner_values})
 
 
@@ -164,7 +168,7 @@ def _redrawn(rng: random.Random, facts: Sequence[Fact]) -> list[Fact]:
     from models.facts import FAMILIES, spaced, spoken
 
     by_name = {name: each for each in FAMILIES for name in each.names}
-    found = []
+    redrawn = []
     for each in facts:
         family = by_name.get(each.name)
         value = each.value
@@ -177,8 +181,8 @@ def _redrawn(rng: random.Random, facts: Sequence[Fact]) -> list[Fact]:
         elif each.kind == "boolean":
             value = rng.random() < 0.5
         said = f"{spaced(each.name, rng)}: {spoken(value, rng)}"
-        found.append(Fact(each.name, each.kind, value, said, each.choices))
-    return found
+        redrawn.append(Fact(each.name, each.kind, value, said, each.choices))
+    return redrawn
 
 
 _ASKS = DRAWN["asks"]
@@ -239,20 +243,20 @@ def form_request(rng: random.Random, long: bool) -> tuple[Messages, list[AnswerP
     keys_learnt = fenced = False
     if style < 0.4 or long:
         keys_learnt = True
-        told = rng.choice(_SCHEMA_TOLD).format(schema=schema_text(filled.schema, rng))
+        instruction = rng.choice(_SCHEMA_TOLD).format(schema=schema_text(filled.schema, rng))
         if rng.random() < 0.12:
-            told, fenced = f"{told}\n{rng.choice(_FENCED)}", True
+            instruction, fenced = f"{instruction}\n{rng.choice(_FENCED)}", True
         if rng.random() < 0.55:
-            messages.append({"role": "system", "content": told})
+            messages.append({"role": "system", "content": instruction})
         elif rng.random() < 0.5:
-            ask = f"{ask}\n\n{told}"
+            ask = f"{ask}\n\n{instruction}"
         else:
-            ask = f"{told}\n\n{ask}"
+            ask = f"{instruction}\n\n{ask}"
     elif style < 0.55:
         keys_learnt = True
         keys = ", ".join(filled.value)
-        told = rng.choice(_KEYS_TOLD).format(keys=keys)
-        ask = f"{ask} {told}" if rng.random() < 0.7 else f"{told} {ask}"
+        instruction = rng.choice(_KEYS_TOLD).format(keys=keys)
+        ask = f"{ask} {instruction}" if rng.random() < 0.7 else f"{instruction} {ask}"
     messages.append({"role": "user", "content": ask})
     if long:
         for _ in range(rng.choice((1, 1, 2, 3))):
@@ -286,12 +290,12 @@ def marked_request(rng: random.Random) -> tuple[Messages, list[AnswerPiece], str
     source = rng.choice(("question", "text", "task", "input", "context", own_name(rng)))
     numbered = "\n".join(f"{n}. `{name}` (str):" for n, name in enumerate(outputs, start=1))
     first, *_ = outputs
-    shown = [f"[[ ## {source} ## ]]\n{{{source}}}"]
-    shown += [f"[[ ## {name} ## ]]\n{{{name}}}" for name in outputs]
+    sections = [f"[[ ## {source} ## ]]\n{{{source}}}"]
+    sections += [f"[[ ## {name} ## ]]\n{{{name}}}" for name in outputs]
     system = (
         f"Your input fields are:\n1. `{source}` (str):\nYour output fields are:\n{numbered}\nAll"
         " interactions have this structure, with the values filled in.\n\n"
-        + "\n\n".join([*shown, "[[ ## completed ## ]]"])
+        + "\n\n".join([*sections, "[[ ## completed ## ]]"])
     )
     asked = (
         f"[[ ## {source} ## ]]\n{text}\n\nRespond with the output fields, starting with the field"
@@ -351,13 +355,13 @@ def task_form(rng: random.Random, largest: int) -> tuple[Messages, list[AnswerPi
     prompt = example.prompt
     messages: Messages = []
     if learnt:
-        told = rng.choice(_SCHEMA_TOLD).format(
+        instruction = rng.choice(_SCHEMA_TOLD).format(
             schema=schema_text(object_schema(properties, rng), rng)
         )
         if rng.random() < 0.5:
-            messages.append({"role": "system", "content": told})
+            messages.append({"role": "system", "content": instruction})
         else:
-            prompt = f"{prompt}\n\n{told}"
+            prompt = f"{prompt}\n\n{instruction}"
     messages.append({"role": "user", "content": prompt})
     at_once = not learnt or rng.random() < 0.5
     return messages, list(json_pieces(values, learnt)), at_once, example.reasoning

@@ -37,20 +37,20 @@ class Kept:
             shutil.rmtree(self.passes, ignore_errors=True)
             return 0
         try:
-            found = _File.model_validate_json(self.path.read_bytes())
+            file = _File.model_validate_json(self.path.read_bytes())
         except (OSError, ValidationError) as error:
             why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
             message = f"{self.path} cannot be read ({why}): begin anew with --restart"
             raise HeadwayError(Code.FAILED_PRECONDITION, message) from error
         for name, value in self._settings.items():
-            if found.settings.get(name) != value:
+            if file.settings.get(name) != value:
                 message = (
-                    f"{self.path} was begun with {name} {found.settings.get(name)!r}, this call "
+                    f"{self.path} was begun with {name} {file.settings.get(name)!r}, this call "
                     f"has {value!r}: give the same, another --out, or begin anew with --restart"
                 )
                 raise HeadwayError(Code.FAILED_PRECONDITION, message)
-        self._measured = found.measured
-        return len(found.measured)
+        self._measured = file.measured
+        return len(file.measured)
 
     def starting_with(self, prefix: str) -> list[float]:
         """Return all measurements of a kind, in the order in which they were made."""
@@ -58,8 +58,8 @@ class Kept:
 
     def by_number(self, prefix: str) -> dict[int, float]:
         """Measurements of a kind by what was offered, the number behind the prefix."""
-        found = self._measured.items()
-        return {int(key[len(prefix) :]): v for key, v in found if key.startswith(prefix)}
+        measurements = self._measured.items()
+        return {int(key[len(prefix) :]): v for key, v in measurements if key.startswith(prefix)}
 
     async def value(self, key: str, measure: Callable[[], Awaitable[float]]) -> float:
         """Return what was measured before, or measure it now."""

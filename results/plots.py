@@ -60,9 +60,11 @@ def attainment_over_gpus(
 
 def latency_cdfs(folder: Path, runs: Mapping[str, Values]) -> None:
     """Draw a CDF of every metric, a line a run; ``runs`` by name, then seconds by metric."""
-    shown = [(m, title) for m, title in _METRICS if any(values.get(m) for values in runs.values())]
-    with figure_in(folder, "latency-cdf", "Latency", max(len(shown), 1)) as axes:
-        for axis, (metric, title) in zip(np.atleast_1d(axes), shown, strict=False):
+    metrics = [
+        (m, title) for m, title in _METRICS if any(values.get(m) for values in runs.values())
+    ]
+    with figure_in(folder, "latency-cdf", "Latency", max(len(metrics), 1)) as axes:
+        for axis, (metric, title) in zip(np.atleast_1d(axes), metrics, strict=False):
             for name, values in runs.items():
                 ordered = np.sort(np.asarray(values.get(metric, ())))
                 shares = np.arange(1, len(ordered) + 1) / max(len(ordered), 1)

@@ -54,7 +54,7 @@ def bar(
     """
     console = console or Console(stderr=True)
     steps = (MofNCompleteColumn(), TimeRemainingColumn()) if num_steps else ()
-    shown = Progress(
+    progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(20),
         *steps,
@@ -70,15 +70,15 @@ def bar(
         redirect_stdout=sys.stdout.isatty(),  # what goes to a file stays there
         disable=not console.is_terminal,
     )
-    with shown:
-        yield ProgressBar(shown, shown.add_task(title, total=num_steps, tried="", best=""))
+    with progress:
+        yield ProgressBar(progress, progress.add_task(title, total=num_steps, tried="", best=""))
 
 
 def counted(items: Iterable[T], title: str, names: Sequence[str]) -> Iterator[T]:
     """Yield the items, one for each name, and show a bar; a name says what is waited for."""
     coming = iter(items)
-    with bar(title, len(names)) as shown:
+    with bar(title, len(names)) as progress:
         for name in names:
-            shown.tries(name)
+            progress.tries(name)
             yield next(coming)
-            shown.advance()
+            progress.advance()

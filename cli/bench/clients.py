@@ -38,12 +38,12 @@ def run(args: argparse.Namespace) -> int:
     chosen = _chosen(args.client or ())
     model = Path(model_folder(args.model)).resolve()
     results = asyncio.run(_run(args, chosen, model))
-    found = packed(results)
-    Console().print(drawn(found), markup=False, soft_wrap=True)
+    table = packed(results)
+    Console().print(drawn(table), markup=False, soft_wrap=True)
     if args.page is not None:
-        found = merged(read_results() if RESULTS.exists() else {}, found)
-        write_json(RESULTS, found)
-        rewrite(args.page, found)
+        table = merged(read_results() if RESULTS.exists() else {}, table)
+        write_json(RESULTS, table)
+        rewrite(args.page, table)
     return int(any(result.outcome == FAILED for result in results))
 
 

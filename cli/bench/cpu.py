@@ -87,8 +87,8 @@ async def _measure(
     for place, seed in enumerate(seeds):
         for each in order_of(policies, place):
             runs.append(await run_once(setting, each, seed))
-            found = runs[-1]
-            print(f"seed {seed}, {each.preset}: {found.ms_per_token:.3f} ms a token", flush=True)
+            newest = runs[-1]
+            print(f"seed {seed}, {each.preset}: {newest.ms_per_token:.3f} ms a token", flush=True)
     return runs
 
 

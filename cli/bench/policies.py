@@ -25,15 +25,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print; HeadwayError for a number out of range."""
     require_ranges(args, repeats=(1, 100_000))
-    found = measure_all(args.repeats)
+    decisions = measure_all(args.repeats)
     titles = ("decision", "size", "median ms", "best ms", "target ms", "met")
-    Console().print(make_table(titles, _rows(found), left=("decision", "size", "met")))
-    write_json(args.json, [{**asdict(each), "met": each.met} for each in found])
+    Console().print(make_table(titles, _rows(decisions), left=("decision", "size", "met")))
+    write_json(args.json, [{**asdict(each), "met": each.met} for each in decisions])
     return 0
 
 
-def _rows(found: Sequence[TimedDecision]) -> Iterator[tuple[str, ...]]:
-    for each in found:
+def _rows(decisions: Sequence[TimedDecision]) -> Iterator[tuple[str, ...]]:
+    for each in decisions:
         target = "" if each.target_ms is None else f"{each.target_ms:g}"
         met = "" if each.met is None else ("yes" if each.met else "no")
         yield (

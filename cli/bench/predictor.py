@@ -29,9 +29,9 @@ def run(args: argparse.Namespace) -> int:
         batches = tuple(args.batch or BATCHES)
         for row in measure_latency(shape, batches, args.repeats, args.num_threads):
             paper = PAPER_MS.get(row.batch_size) if width == PAPER_WIDTH else None
-            shown = f"{paper:g}" if paper is not None else ""
+            of_paper = f"{paper:g}" if paper is not None else ""
             print(
                 f"| {row.width} | {row.num_parameters:,} | {row.batch_size} | "
-                f"{row.median_ms:.3f} | {row.best_ms:.3f} | {row.p99_ms:.3f} | {shown} |"
+                f"{row.median_ms:.3f} | {row.best_ms:.3f} | {row.p99_ms:.3f} | {of_paper} |"
             )
     return 0

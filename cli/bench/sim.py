@@ -72,16 +72,16 @@ def run(args: argparse.Namespace) -> int:
 
     began_at = time.process_time()
     simulated = simulate_views if args.fidelity == "policies" else simulate
-    found = simulated(spec, requests, ended=ended)
+    simulation = simulated(spec, requests, ended=ended)
     took = time.process_time() - began_at
     rows = {
-        "simulated_seconds": found.ended_at,
+        "simulated_seconds": simulation.ended_at,
         "seconds": took,
-        "times_real_time": found.ended_at / took,
+        "times_real_time": simulation.ended_at / took,
         "num_requests": num_ended,
-        "num_passes": found.num_passes,
+        "num_passes": simulation.num_passes,
         "microseconds_per_request": 1e6 * took / num_ended,
-        "microseconds_per_pass": 1e6 * took / found.num_passes,
+        "microseconds_per_pass": 1e6 * took / simulation.num_passes,
         "most_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
     # a compiled wheel has the cores as extension modules (docs/simulator.md, Compiled)

@@ -30,18 +30,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print; 1 where an answer was lost, cut or changed."""
     require_ranges(args, kills=(1, 1000), streams=(1, 1024), tokens=(8, 1024))
-    found = asyncio.run(measure(args.model, args.kills, args.streams, args.tokens))
+    report = asyncio.run(measure(args.model, args.kills, args.streams, args.tokens))
     for name, text in (
         ("elected", "a standby leads"),
         ("served", "the first token of a request that was sent at the kill"),
     ):
-        seconds = [getattr(kill, name) for kill in found.kills]
+        seconds = [getattr(kill, name) for kill in report.kills]
         print(
             f"{text}: median {median(seconds):.2f} s, longest {max(seconds):.2f} s after the kill"
         )
     print(
-        f"{len(found.kills)} kills under {args.streams} streams: {found.num_whole} answers whole, "
-        f"{found.num_wrong} lost, cut or changed, {found.num_resubmitted} computed again"
+        f"{len(report.kills)} kills under {args.streams} streams: {report.num_whole} answers "
+        f"whole, {report.num_wrong} lost, cut or changed, {report.num_resubmitted} computed again"
     )
-    write_json(args.json, asdict(found))
-    return 1 if found.num_wrong else 0
+    write_json(args.json, asdict(report))
+    return 1 if report.num_wrong else 0

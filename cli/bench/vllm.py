@@ -100,20 +100,20 @@ def _run_virtual(args: argparse.Namespace) -> int:
 def _numbers(name: str, text: str, least: float, most: float) -> Sequence[float]:
     """Return numbers by comma; HeadwayError for one that is none or out of bounds."""
     try:
-        found = [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
         raise invalid(name, text, "numbers by comma") from None
-    for each in found:
+    for each in numbers:
         require_between(name, each, least, most)
-    return found
+    return numbers
 
 
 def _names(name: str, text: str, known: Collection[str]) -> Sequence[str]:
     """Return names by comma; HeadwayError for one that is not known, or is there twice."""
-    found = [each for each in text.split(",") if each]
-    if not found or len(set(found)) < len(found) or not set(found) <= set(known):
+    names = [each for each in text.split(",") if each]
+    if not names or len(set(names)) < len(names) or not set(names) <= set(known):
         raise invalid(name, text, f"different ones of {', '.join(known)}, by comma")
-    return found
+    return names
 
 
 def run(args: argparse.Namespace) -> int:

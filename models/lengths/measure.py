@@ -34,14 +34,14 @@ def as_served(samples: Collected, every: int) -> Collected:
 
 def smoothed(remaining: Floats, samples: Collected, weight: float) -> Floats:
     """Mix each prediction with the request's earlier ones, counted down: (n,)."""
-    found = remaining.copy()
+    smooth = remaining.copy()
     totals: dict[int, float] = {}
     for row in np.lexsort((samples.num_output_tokens, samples.owners)).tolist():
         owner, at = int(samples.owners[row]), float(samples.num_output_tokens[row])
-        before = totals.get(owner, at + float(found[row]))
-        left = max(0.0, (1 - weight) * (before - at) + weight * float(found[row]))
-        found[row], totals[owner] = left, at + left
-    return found
+        before = totals.get(owner, at + float(smooth[row]))
+        left = max(0.0, (1 - weight) * (before - at) + weight * float(smooth[row]))
+        smooth[row], totals[owner] = left, at + left
+    return smooth
 
 
 def best_weight(network: LengthNetwork, samples: Collected) -> float:
@@ -70,8 +70,8 @@ def measure(
     validation = samples.split("validation")
     return {
         "mae": {
-            split: {name: _mean(each) for name, each in found.items()}
-            for split, found in errors.items()
+            split: {name: _mean(each) for name, each in of_split.items()}
+            for split, of_split in errors.items()
         },
         "by_generated": _by_generated(errors["validation"], validation),
         "by_share": _by_share(errors["validation"], validation),
@@ -88,11 +88,11 @@ def _errors(
 ) -> dict[str, Floats]:
     if not len(samples.remaining):
         return {}
-    found = {PREDICTOR: network.remaining(samples.hidden, samples.counts)}
+    predictions = {PREDICTOR: network.remaining(samples.hidden, samples.counts)}
     if weight < 1:
-        found[SMOOTHED] = smoothed(found[PREDICTOR], samples, weight)
-    found |= {name: remaining_by(baseline, samples) for name, baseline in baselines.items()}
-    return {name: np.abs(each - samples.remaining) for name, each in found.items()}
+        predictions[SMOOTHED] = smoothed(predictions[PREDICTOR], samples, weight)
+    predictions |= {name: remaining_by(baseline, samples) for name, baseline in baselines.items()}
+    return {name: np.abs(each - samples.remaining) for name, each in predictions.items()}
 
 
 def _by_generated(errors: Mapping[str, Floats], samples: Collected) -> list[dict[str, Any]]:

@@ -37,13 +37,13 @@ def file_chats(path: Path) -> list[list[dict[str, str]]]:
 
 def _chat(line: str, number: int) -> list[dict[str, str]]:
     try:
-        found = json.loads(line)
+        parsed = json.loads(line)
     except json.JSONDecodeError as error:
         raise invalid(f"line {number}", line, f"a JSON object ({error})") from error
-    if isinstance(found, dict) and isinstance(found.get("messages"), list):
-        return list(found["messages"])
-    if isinstance(found, dict) and isinstance(found.get("prompt"), str):
-        return [{"role": "user", "content": found["prompt"]}]
+    if isinstance(parsed, dict) and isinstance(parsed.get("messages"), list):
+        return list(parsed["messages"])
+    if isinstance(parsed, dict) and isinstance(parsed.get("prompt"), str):
+        return [{"role": "user", "content": parsed["prompt"]}]
     raise invalid(f"line {number}", line, "an object with messages or prompt")
 
 

@@ -89,10 +89,10 @@ def _take(event: dict[str, Any], choices: list[AnswerChoice], on_tokens: OnToken
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(body)
+        parsed = json.loads(body)
     except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {}
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _refusal(event: dict[str, Any], status: int = 0) -> Refusal:

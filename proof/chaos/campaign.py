@@ -130,8 +130,8 @@ class ChaosCampaign:
             self._num_striking -= 1  # others may strike while this one's recovery is measured
         ended_at = self._since()
         recovery = await self._recovered()
-        shown = "not within a minute" if recovery is None else f"after {recovery:.2f} s"
-        self._say(f"{began_at:7.1f} s  {kind:<14} {target:<40} answers go on {shown}")
+        delay = "not within a minute" if recovery is None else f"after {recovery:.2f} s"
+        self._say(f"{began_at:7.1f} s  {kind:<14} {target:<40} answers go on {delay}")
         self.report.faults.append(Injected(kind, target, began_at, ended_at, recovery))
 
     async def _recovered(self) -> float | None:
@@ -178,14 +178,14 @@ class ChaosCampaign:
 
     async def _held(self, rig: Rig) -> list[str]:
         """Return what services still hold though nobody asks for anything."""
-        found = []
+        leftovers = []
         for process in rig.processes:
             name = process.spec.service_id
             for metric in _HELD.get(process.spec.service, ()):
                 number = await rig.metric(name, metric)
                 if number:
-                    found.append(f"{name}: {metric} is {number:.0f}")
-        return found
+                    leftovers.append(f"{name}: {metric} is {number:.0f}")
+        return leftovers
 
 
 async def run_on_cluster(

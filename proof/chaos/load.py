@@ -73,16 +73,16 @@ class Load:
 
     async def learn(self, at_once: int = 2) -> None:
         """Compute the undisturbed answers; Refusal where one does not come."""
-        found: dict[int, list[list[int | str]]] = {}
+        truth: dict[int, list[list[int | str]]] = {}
         gate = asyncio.Semaphore(at_once)
 
         async def one(place: int) -> None:
             async with gate:
                 choices = await read_answer(self._client, self._jobs[place], lambda *_: None)
-            found[place] = [choice.tokens() for choice in choices]
+            truth[place] = [choice.tokens() for choice in choices]
 
         await asyncio.gather(*(one(place) for place in range(len(self._jobs))))
-        self._truth = found
+        self._truth = truth
 
     async def run(self, streams: int, seed: int) -> None:
         """Ask until ``stop``; return when every answer has ended."""

@@ -185,9 +185,9 @@ def _inode_of(port: int) -> str:
 
 def _links(pid: int) -> Collection[str]:
     folder = f"/proc/{pid}/fd"
-    found = []
+    links = []
     with suppress(OSError):
         for name in os.listdir(folder):
             with suppress(OSError):
-                found.append(os.readlink(f"{folder}/{name}"))
-    return found
+                links.append(os.readlink(f"{folder}/{name}"))
+    return links

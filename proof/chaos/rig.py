@@ -120,22 +120,22 @@ class Rig:
 
     def pids(self) -> Mapping[str, int]:
         """Return the process ids of those that run now."""
-        found = {each.spec.service_id: each.pid for each in self.processes}
-        return {name: pid for name, pid in found.items() if pid is not None}
+        pids = {each.spec.service_id: each.pid for each in self.processes}
+        return {name: pid for name, pid in pids.items() if pid is not None}
 
     @contextmanager
     def target(self, rng: random.Random, services: Collection[str]) -> Iterator[SupervisedProcess]:
         """Choose a process of these services that runs and has no other fault meanwhile."""
-        found = [
+        candidates = [
             each
             for each in self.processes
             if each.spec.service in services
             and each.pid is not None
             and each.spec.service_id not in self._busy
         ]
-        if not found:
+        if not candidates:
             raise NoTargetError
-        chosen = rng.choice(found)
+        chosen = rng.choice(candidates)
         with self.busy(chosen.spec.service_id):
             yield chosen
 
@@ -218,14 +218,14 @@ class Rig:
     async def link(self, rng: random.Random) -> Link:
         """Choose a link between two services of this cluster that has been open for a while."""
         now = asyncio.get_running_loop().time()
-        found = [
+        connections = [
             connection
             for proxy in self._proxies
             for connection in proxy.connections
             if now - connection.began_at > _SETTLED
         ]
-        found.sort(key=lambda connection: connection.began_at)
-        for connection in rng.sample(found, len(found)):
+        connections.sort(key=lambda connection: connection.began_at)
+        for connection in rng.sample(connections, len(connections)):
             link = await connection.find_link()
             if link[0]:
                 self.num_cut += 1
@@ -234,10 +234,12 @@ class Rig:
 
     def reset(self, link: Link) -> int:
         """Break a link's connections; return how many."""
-        found = [each for proxy in self._proxies for each in proxy.connections if each.link == link]
-        for connection in found:
+        connections = [
+            each for proxy in self._proxies for each in proxy.connections if each.link == link
+        ]
+        for connection in connections:
             connection.reset()
-        return len(found)
+        return len(connections)
 
     async def cut_off(self, service_id: str) -> None:
         """Break every connection of a service: it has to show its certificate anew."""
@@ -291,12 +293,12 @@ class Rig:
 
     def tracebacks(self) -> dict[str, int]:
         """Return how many tracebacks each log has, where it has any."""
-        found = {}
+        counts = {}
         for process in self.processes:
             with suppress(OSError):
                 text = process.log_path.read_text(encoding="utf-8", errors="replace")
-                found[process.spec.service_id] = text.count("Traceback (most recent call last)")
-        return {name: number for name, number in found.items() if number}
+                counts[process.spec.service_id] = text.count("Traceback (most recent call last)")
+        return {name: number for name, number in counts.items() if number}
 
 
 def _resident_mib(pid: int) -> float:

@@ -88,11 +88,11 @@ def run(
     for _ in range(num_inputs):
         given = target.make(rng)
         report.num_inputs += 1
-        found = target.attempt(given)
-        if found:
-            report.findings[found] += 1
-            if report.findings[found] == 1:
-                report.saved.append(_save(folder, kind, found, shrink(target, given, found)))
+        finding = target.attempt(given)
+        if finding:
+            report.findings[finding] += 1
+            if report.findings[finding] == 1:
+                report.saved.append(_save(folder, kind, finding, shrink(target, given, finding)))
         if time.monotonic() - said_at >= _SAID_EVERY:
             said_at = time.monotonic()
             say(f"{kind}: {report.num_inputs} inputs, {len(report.findings)} findings")
@@ -104,7 +104,7 @@ def run(
     return report
 
 
-def shrink(target: Target, given: bytes, found: str) -> bytes:
+def shrink(target: Target, given: bytes, finding: str) -> bytes:
     """Return a smaller input with the same finding: leave out ever smaller parts."""
     give_up_at = time.monotonic() + _SHRINK_SECONDS
     num_tries, part = 0, max(target.unit, len(given) // 2 // target.unit * target.unit)
@@ -113,7 +113,7 @@ def shrink(target: Target, given: bytes, found: str) -> bytes:
         while place < len(given) and num_tries < _SHRINK_TRIES and time.monotonic() < give_up_at:
             smaller = given[:place] + given[place + part :]
             num_tries += 1
-            if target.attempt(smaller) == found:
+            if target.attempt(smaller) == finding:
                 given = smaller
             else:
                 place += part
@@ -122,11 +122,11 @@ def shrink(target: Target, given: bytes, found: str) -> bytes:
         part = max(target.unit, part // 2 // target.unit * target.unit)
 
 
-def _save(folder: Path, kind: str, found: str, given: bytes) -> str:
+def _save(folder: Path, kind: str, finding: str, given: bytes) -> str:
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{kind}-{sha256(found.encode()).hexdigest()[:8]}.bin"
+    path = folder / f"{kind}-{sha256(finding.encode()).hexdigest()[:8]}.bin"
     path.write_bytes(given)
-    path.with_suffix(".txt").write_text(f"{found}\n{given!r}\n", encoding="utf-8")
+    path.with_suffix(".txt").write_text(f"{finding}\n{given!r}\n", encoding="utf-8")
     return str(path)
 
 

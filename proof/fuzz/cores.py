@@ -120,10 +120,10 @@ class HostileGateway:
                     (SchedulerConnected(), SchedulerDisconnected(), WorkerDetached("w"))
                 )
             case 4:
-                told = wire.TO_GATEWAY.unpack_all(
+                messages = wire.TO_GATEWAY.unpack_all(
                     _message(scheduler_pb2.SchedulerMessage, rng, ids)
                 )
-                for message in told:
+                for message in messages:
                     keys = message.keys if isinstance(message, Lost) else (message.key,)
                     if all(key.gateway_id == _GATEWAY for key in keys):
                         yield message
@@ -146,7 +146,7 @@ class HostileScheduler:
         self.core: Core[Any, Any] = SchedulerCore(settings)
         self._num_units: dict[str, int] = {}
         self._dispatches: list[int] = [0]
-        self._begun = False
+        self._is_elected = False
 
     def learn(self, actions: Sequence[object]) -> None:
         """Keep the dispatch ids of orders."""
@@ -156,8 +156,8 @@ class HostileScheduler:
 
     def events(self, rng: random.Random) -> Iterator[object]:
         """Yield one of a worker's or a gateway's events; first of all the election."""
-        if not self._begun:
-            self._begun = True
+        if not self._is_elected:
+            self._is_elected = True
             yield Elected(7, _WORKERS[: rng.randrange(3)])
         streams = (0, 1, 2, 3)
         ids: dict[str, Sequence[Any]] = {

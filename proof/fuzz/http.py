@@ -158,8 +158,8 @@ class HttpTarget:
         path = _PATHS[is_chat] if rng.random() < _USUAL else rng.choice(_PATHS)
         method = "POST" if rng.random() < _USUAL else rng.choice(_METHODS)
         head = f"{method} {path} HTTP/1.1\r\n" + "\r\n".join(headers) + "\r\n\r\n"
-        found = head.encode("latin-1", "replace") + body
-        return damaged(found, rng) if rng.random() < 0.1 else found
+        request = head.encode("latin-1", "replace") + body
+        return damaged(request, rng) if rng.random() < 0.1 else request
 
     # --- what comes of them -----------------------------------------------------------
 
@@ -204,8 +204,8 @@ class HttpTarget:
 
     def _resident_mib(self) -> int:
         status = Path(f"/proc/{self._processes[1].pid}/status")
-        found = re.search(r"VmRSS:\s+(\d+)", status.read_text()) if status.exists() else None
-        return int(found.group(1)) // 1024 if found else 0
+        match = re.search(r"VmRSS:\s+(\d+)", status.read_text()) if status.exists() else None
+        return int(match.group(1)) // 1024 if match else 0
 
     def close(self) -> None:
         """End what was started."""

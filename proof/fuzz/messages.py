@@ -74,18 +74,18 @@ def _scalar(field: Any, rng: random.Random, hostile: float) -> Any:
 
 def damaged(data: bytes, rng: random.Random) -> bytes:
     """Flip bits, cut, double or insert, a few times; often not at all."""
-    found = bytearray(data)
+    changed = bytearray(data)
     for _ in range(rng.choice((0, 0, 0, 0, 0, 1, 1, 2, 6))):
-        place = rng.randrange(len(found) + 1)
+        place = rng.randrange(len(changed) + 1)
         match rng.randrange(5):
-            case 0 if place < len(found):
-                found[place] ^= 1 << rng.randrange(8)
+            case 0 if place < len(changed):
+                changed[place] ^= 1 << rng.randrange(8)
             case 1:
-                del found[place : place + rng.randint(1, 8)]
+                del changed[place : place + rng.randint(1, 8)]
             case 2:
-                found[place:place] = found[place : place + rng.randint(1, 16)]
+                changed[place:place] = changed[place : place + rng.randint(1, 16)]
             case 3:
-                found[place:place] = rng.randbytes(rng.randint(1, 4))
+                changed[place:place] = rng.randbytes(rng.randint(1, 4))
             case _:
-                del found[place:]
-    return bytes(found)
+                del changed[place:]
+    return bytes(changed)
