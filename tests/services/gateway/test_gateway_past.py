@@ -44,14 +44,15 @@ async def test_the_next_process_of_a_gateway_has_the_curves_and_the_lives_of_the
         asked = f"/explain/{answer.headers['x-request-id']}"
         life = (await client.get(asked)).json()["life"]
         recent, now = first.service.console.feed.recent, first.service.now()
-        row = [float(int(now) - 5), 2.0, 1.0, 4.0, 3, 2, 0.5, 0.5, None]
+        second = int(now) - min(5, int(now) % 60)  # the minute before has had its last word
+        row = [float(second), 2.0, 1.0, 4.0, 3, 2, 0.5, 0.5, None]
         recent.restore([row], ())
         ended = recent.last_minute(now)
     assert life["status"] == "length"
-    async with cluster(tmp_path, store_url) as second, second.http() as client:
-        recent = second.service.console.feed.recent
+    async with cluster(tmp_path, store_url) as later, later.http() as client:
+        recent = later.service.console.feed.recent
         assert recent.history[0] == row
-        assert recent.last_minute(second.service.now()) == ended
+        assert recent.last_minute(later.service.now()) == ended
         assert (await client.get(asked)).json()["life"] == life
 
 
