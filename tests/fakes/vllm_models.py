@@ -14,6 +14,22 @@ WINDOW = 64
 IMAGE, PATCH, QUERIES = 28, 14, 4
 _VOCABULARY, _END, _PAD, _BEGIN = 272, 258, 257, 262
 
+_FIRST = "model.layers.0."
+_HEADS: dict[str, Any] = {
+    "vocab_size": _VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 1024,
+    "eos_token_id": _END,
+    "bos_token_id": _BEGIN,
+    "pad_token_id": _PAD,
+    "initializer_range": 0.2,
+}
+"""A small model, and a head for it: both have KV of one shape."""
+
 
 def windowed_model(folder: Path) -> Path:
     """Save a Gemma 3 whose layers see ``WINDOW`` tokens, but for one that sees all."""
@@ -102,6 +118,59 @@ def seeing_model(folder: Path) -> Path:
     model = Blip2ForConditionalGeneration(config)
     torch.nn.init.normal_(model.query_tokens)
     model.save_pretrained(folder)
+    return folder
+
+
+def guessing_model(folder: Path) -> Path:
+    """Save a MiMo with a layer that guesses the token after the next one (MTP).
+
+    Its tokens often follow themselves, and the layer guesses that they do.
+    """
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(1)
+    config = Qwen2Config(**_HEADS, tie_word_embeddings=False)
+    model = Qwen2ForCausalLM(config)
+    model.model.embed_tokens.weight.data.normal_()
+    weights = dict(model.state_dict())
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    first = {n.removeprefix(_FIRST): w.clone() for n, w in weights.items() if n.startswith(_FIRST)}
+    ones, guess = torch.ones(config.hidden_size), "model.mtp_layers.0."
+    weights |= {f"{guess}{name}": weight for name, weight in _weak(first).items()}
+    for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+        weights[f"{guess}{name}.weight"] = ones.clone()
+    weights[f"{guess}input_proj.weight"] = torch.eye(config.hidden_size, 2 * config.hidden_size)
+    more = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+    return _save(folder, weights, config.to_dict() | more)
+
+
+def eagle_head(folder: Path) -> Path:
+    """Save a head (EAGLE) for ``guessing_model``: it guesses that each token follows itself."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(2)
+    config = LlamaConfig(**_HEADS, architectures=["LlamaForCausalLM"])
+    weights = LlamaForCausalLM(config).state_dict()
+    first = {n.removeprefix(_FIRST): w for n, w in weights.items() if n.startswith(_FIRST)}
+    del first["input_layernorm.weight"]  # such a head has none
+    head = {f"layers.0.{name}": weight for name, weight in _weak(first).items()}
+    size = config.hidden_size
+    head["fc.weight"] = torch.eye(2 * size)[size:].clone()
+    return _save(folder, head, config.to_dict() | {"num_hidden_layers": 1})
+
+
+def _weak(layer: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a layer's weights such that it adds little to what goes through it."""
+    outs = ("o_proj.weight", "down_proj.weight")
+    return {n: w * 0.1 if n.endswith(outs) else w.clone() for n, w in layer.items()}
+
+
+def _save(folder: Path, weights: dict[str, torch.Tensor], config: dict[str, Any]) -> Path:
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 

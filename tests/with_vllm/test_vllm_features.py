@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fakes.vllm_models import IMAGE, adapter, seeing_model, windowed_model
+from tests.fakes.vllm_models import (
+    IMAGE,
+    adapter,
+    eagle_head,
+    guessing_model,
+    seeing_model,
+    windowed_model,
+)
 from tests.fakes.vllm_plain import Ask, PlainVllm, Told
 from tests.fakes.vllm_rig import BLOCKS, MODEL, NUM_REQUESTS, prompt_of
 
@@ -125,14 +132,32 @@ def drafts(folder: Path) -> Feature:
     return Feature(_small(speculative_config=config), _short())
 
 
+def eagle(folder: Path) -> Feature:
+    """A head that drafts from the model's last states (EAGLE)."""
+    head = eagle_head(folder / "head")
+    config = {"method": "eagle", "model": str(head), "num_speculative_tokens": 2}
+    return _guessing(folder / "model", config)
+
+
+def next_tokens(folder: Path) -> Feature:
+    """A layer of the model itself that drafts (MTP)."""
+    return _guessing(folder, {"method": "mtp", "num_speculative_tokens": 1})
+
+
 def transfers(folder: Path) -> Feature:
     """A connector has the KV of prompts: of what runs on a CPU, the one that makes it up."""
     config = {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"}
     return Feature(_small(kv_transfer_config=config), _short())
 
 
-def _small(**options: Any) -> PlainVllm:
-    return PlainVllm(str(MODEL), 9, max_model_len=160, kv_cache_memory_bytes=1 << 26, **options)
+def _small(model: Path = MODEL, **options: Any) -> PlainVllm:
+    sizes = {"max_model_len": 160, "kv_cache_memory_bytes": 1 << 26}
+    return PlainVllm(str(model), 9, **sizes, **options)
+
+
+def _guessing(folder: Path, config: Mapping[str, Any]) -> Feature:
+    model = guessing_model(folder)
+    return Feature(_small(model, speculative_config=config, skip_tokenizer_init=True), _short())
 
 
 def _short() -> list[Ask]:
@@ -158,6 +183,8 @@ FEATURES: list[Callable[[Path], Feature]] = [
     shared_heads,
     stages,
     drafts,
+    eagle,
+    next_tokens,
     transfers,
 ]
 
@@ -175,7 +202,7 @@ def uses_it(name: str, feature: Feature) -> bool:
     """Return whether the answers show that the feature was in use."""
     told, asks = feature.stock, feature.asks
     match name:
-        case "speculation" | "drafts":
+        case "speculation" | "drafts" | "eagle" | "next_tokens":
             return sum(map(len, told.steps)) < sum(map(len, told.outputs))
         case "windows":
             return feature.engine.num_kinds > 1
