@@ -236,6 +236,7 @@ def test_a_plain_vllm_in_another_order_says_the_same(loaded: Loaded, policy: str
     ("options", "way_out"),
     [
         ({"scheduler_cls": "x.Y"}, "batching"),
+        ({"async_scheduling": True}, "worker.async-scheduling"),
         ({"block_size": 64}, "block_size"),
         ({"kv_cache_memory_bytes": 1}, "kv-cache-gib"),
         ({"enable_lora": True}, "plain vLLM"),

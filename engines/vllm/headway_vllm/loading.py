@@ -40,6 +40,7 @@ _ROWS = 256
 
 
 _OURS = {
+    "async_scheduling": "--engine vllm with --worker.async-scheduling",
     "block_size": "--engine-args '{\"block_size\": N}'",
     "enable_prefix_caching": "--worker.no-prefix-caching",
     "kv_cache_memory_bytes": "--worker.kv-cache-gib",
