@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -13,7 +13,7 @@ import grpc
 from headway.errors import HeadwayError, invalid
 from protos import supervisor_pb2, supervisor_pb2_grpc
 from services.local.process_spec import ProcessSpec
-from services.local.role_change import set_role
+from services.local.role_change import keep_role, set_role
 from services.local.standby_workers import StandbyWorkers, free_id
 from services.local.supervised import SupervisedProcess
 from services.local.supervisor import Supervisor
@@ -51,7 +51,7 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
         self._roles = tuple(roles)
         self._make_spec = make_spec
         self._standby = standby
-        self._starting: set[asyncio.Task[None]] = set()
+        self._beside: set[asyncio.Task[None]] = set()
         self._starts: deque[supervisor_pb2.WorkerStart] = deque(maxlen=NUM_STARTS)
         self._num_starts = 0
         self._draining: dict[SupervisedProcess, asyncio.Task[None]] = {}
@@ -81,9 +81,9 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
     async def stop(self) -> None:
         """Take no more orders; processes stay, and those that drain are waited for."""
         await self._undo.aclose()
-        for task in self._starting:
+        for task in self._beside:
             task.cancel()
-        await asyncio.gather(*self._starting, return_exceptions=True)
+        await asyncio.gather(*self._beside, return_exceptions=True)
         await asyncio.gather(*self._draining.values())
 
     def scale(self, role: str, num_workers: int) -> None:
@@ -94,9 +94,7 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
             raise invalid("num_workers", num_workers, f"from 0 to {MAX_WORKERS}")
         there = self._there(role)
         for _ in range(num_workers - len(there)):
-            task = asyncio.create_task(self._measure(*self._order(role)))
-            self._starting.add(task)
-            task.add_done_callback(self._starting.discard)
+            self._do_beside(self._measure(*self._order(role)))
         # those that were given up go first, then the youngest
         order = sorted(enumerate(there), key=lambda each: (not each[1].is_given_up, -each[0]))
         for _, process in order[: max(0, len(there) - num_workers)]:
@@ -115,7 +113,15 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
     async def _set_role(self, process: SupervisedProcess, role: str) -> bool:
         if has_changed := await set_role(process, role, self._config):
             process.show(f"is a {role} worker now")
+        else:
+            self._do_beside(keep_role(process, self._config))
         return has_changed
+
+    def _do_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let work go on until it is done, or orders are taken no more."""
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
 
     def _order(self, role: str) -> tuple[SupervisedProcess, bool]:
         """Add one worker of a role; return it, and whether it had stood by."""

@@ -36,6 +36,7 @@ SHORT_LIVED = {
     ("scheduler/term.py", "_left"),
     ("predictor/models.py", "_learn"),
     ("worker/openai/engine.py", "add"),
+    ("local/worker_scaler.py", "_do_beside"),
     ("local/worker_scaler.py", "scale"),
     ("local/standby_workers.py", "take"),
 }

@@ -9,7 +9,7 @@ import pytest
 from headway.cluster import Role
 from headway.errors import Code, HeadwayError
 from proof.vopr.cluster import ShellCluster
-from proof.vopr.hosts import VirtualHost
+from proof.vopr.hosts import SUPERVISOR, VirtualHost
 from proof.vopr.processes import WorkerShell
 from services.autoscaler.actuators.process import ProcessActuator
 from services.local.supervised import SupervisedProcess
@@ -117,6 +117,19 @@ def test_workers_that_never_answer_keep_their_roles_and_the_actuator_goes_on() -
         assert (await actuator.ordered())["unified"] == 3
 
     supervised(test, "unified", "unified", "unified")
+
+
+def test_a_worker_whose_answer_is_lost_is_told_to_keep_its_role() -> None:
+    async def test(cluster: ShellCluster) -> None:
+        actuator = await asking(cluster)
+        link = cluster.world.wires.link("w1", SUPERVISOR)
+        link.unanswered = 1.0
+        assert await actuator.change_role("unified", "decode", 1) == 0
+        assert roles(cluster) == ["unified", "decode"], "it has taken the other one"
+        link.unanswered = 0.0
+        await until(lambda: roles(cluster) == ["unified", "unified"])
+
+    supervised(test, "unified", "unified")
 
 
 @pytest.mark.parametrize(
