@@ -136,6 +136,13 @@ SHELLS = (
         (_MEMBERSHIP_TESTS,),
     ),
     Mutation(
+        "a minute of a gateway's last process is written over",
+        "services/gateway/past.py",
+        "if _minute_of(each.ended_at) in written:",
+        "if False:",
+        ("tests/services/gateway/test_gateway_past.py",),
+    ),
+    Mutation(
         "a peer that does not read is not cut off",
         "services/runtime/stream.py",
         "if self._num_queued >= self._max_queued:",

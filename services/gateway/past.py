@@ -80,6 +80,7 @@ class KeptPast:
         self._clock = clock
         self._every = every
         self._minutes: dict[int, _Minute] = {}
+        self._has_read = False
         self._task: asyncio.Task[NoReturn] | None = None
 
     def ended(self, request: EndedRequest, life: LifeRecord | None) -> None:
@@ -93,12 +94,17 @@ class KeptPast:
 
     async def start(self) -> None:
         """Take up what an earlier process of this name left, then write from now on."""
-        if not self._every:
-            return
+        if self._every:
+            await self._read()
+            self._task = essential(self._run(), "past")
+
+    async def _read(self) -> None:
+        """Take up what is in the store, unless it does not answer."""
         try:
             texts = await self._store.read_past(self._gateway_id, _NUM_MINUTES)
-        except HeadwayError:  # logged there; the figures begin anew
-            texts = {}
+        except HeadwayError:  # logged there
+            return
+        self._has_read = True
         lives: dict[str, LifeRecord] = {}
         rows, ended = list[list[float | None]](), list[EndedRequest]()
         for key, text in texts.items():
@@ -111,14 +117,13 @@ class KeptPast:
                 rows += kept["rows"]
                 ended += kept["ended"]
         self._take(rows, ended, lives)
-        self._task = essential(self._run(), "past")
 
     async def stop(self) -> None:
         """Write a last time."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
-            await self._write()
+            await self._save()
 
     def _take(
         self,
@@ -136,13 +141,21 @@ class KeptPast:
         self._recent.restore([row for _, row in sorted(timed, key=itemgetter(0))], in_order)
         known = [lives[each.request_id] for each in in_order if each.request_id in lives]
         self._lives.restore(known)
+        written = {*self._minutes, _minute_of(now)}
         for each in in_order:
-            if _minute_of(each.ended_at) == _minute_of(now):  # it is written again
+            if _minute_of(each.ended_at) in written:
                 self.ended(each, lives.get(each.request_id))
 
     async def _run(self) -> NoReturn:
         while True:
             await asyncio.sleep(self._every)
+            await self._save()
+
+    async def _save(self) -> None:
+        """Write, but never over what could not be read yet."""
+        if not self._has_read:
+            await self._read()
+        if self._has_read:
             await self._write()
 
     async def _write(self) -> None:

@@ -36,7 +36,7 @@ from services.gateway.reading import ReadingThreads
 from services.gateway.served_model import ServedModels
 from services.gateway.session_metrics import SessionMetrics
 from services.runtime.server import GrpcServer
-from services.runtime.service import Runtime
+from services.runtime.service import STOP_GRACE, Runtime
 from services.runtime.vllm_names import VllmNames
 
 
@@ -198,9 +198,10 @@ class GatewayService:
     async def stop(self) -> None:
         """End every stream."""
         await self.console.feed.close()
-        await self._past.stop()
         self._http.stop()
+        await self._runtime.server.stop(STOP_GRACE)
         await self.cluster.stop()
+        await self._past.stop()  # last, with the streams that were cut
         await self._request_log.close()
         self._calls.threads.close()
 

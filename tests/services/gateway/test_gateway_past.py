@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import grpc
 import pytest
 
 from headway.console.recent import EndedRequest, RecentRequests
 from headway.core.gateway.lives import Lives
+from headway.errors import Code, HeadwayError
 from headway.life.form import packed
 from headway.life.moments import Moment, MomentKind
 from headway.life.parts import parts_of
 from headway.life.record import Crowd, Instants, LifeRecord, TokenTally
+from protos import gateway_pb2, gateway_pb2_grpc
 from services.gateway.past import MOST_LIVES, KeptPast
 from services.runtime.clock import Clock
 from services.runtime.store import Store
@@ -121,6 +125,27 @@ async def test_figures_that_are_no_numbers_are_not_taken_from_the_store(store: S
     assert recent.last_minutes(now) == []
 
 
+async def test_what_a_stop_cuts_is_part_of_the_past(tmp_path: Path, store_url: str) -> None:
+    chat: Any = {"messages": [{"role": "user", "content": "a b"}], "max_tokens": 2000}
+    prompt = gateway_pb2.TokenIds(ids=[97, 98])
+    asked = gateway_pb2.GenerateRequest(model="tiny", token_ids=prompt)
+    asked.sampling.max_tokens, asked.sampling.ignore_eos = 2000, True
+    async with AsyncExitStack() as stack:
+        async with cluster(tmp_path, store_url, delay=0.02) as first:
+            client = await stack.enter_async_context(first.http())
+            body = {"model": "tiny", "stream": True, "ignore_eos": True, **chat}
+            stream = client.stream("POST", "/v1/chat/completions", json=body)
+            await anext((await stack.enter_async_context(stream)).aiter_lines())
+            channel = grpc.aio.insecure_channel(first.grpc_address)
+            await stack.enter_async_context(channel)
+            call = gateway_pb2_grpc.GatewayStub(channel).Generate(asked)
+            await call.read()
+        assert first.service.num_open == 0
+    async with cluster(tmp_path, store_url) as second:
+        ended = second.service.console.feed.recent.last_minutes(second.service.now())
+        assert [each.end for each in ended] == ["cancelled", "cancelled"]
+
+
 class SteppedClock:
     at = 600_000.0
 
@@ -146,6 +171,24 @@ class SlowStore:
         self.past.ended(at(self._clock.at), None)
 
 
+class LateStore(SlowStore):
+    """A store that answers the second time, and holds one minute."""
+
+    def __init__(self, clock: SteppedClock) -> None:
+        super().__init__(clock)
+        self.num_reads = 0
+        self.text = json.dumps({"rows": [], "ended": [at(clock.at)], "lives": []})
+
+    async def read_past(self, gateway_id: str, num_places: int) -> dict[str, str]:
+        self.num_reads += 1
+        if self.num_reads == 1:
+            raise HeadwayError(Code.UNAVAILABLE, "the store does not answer")
+        return {"past": self.text}
+
+    async def save_past(self, gateway_id: str, place: int, text: str, ttl: float) -> None:
+        self.text = text
+
+
 def at(now: float) -> EndedRequest:
     return EndedRequest(now, now, "stop", "", "", 1, 1, 0, None, None, None, None)
 
@@ -163,3 +206,17 @@ async def test_a_minute_that_is_dropped_while_others_are_written_ends_nothing() 
     clock.at -= 60.0
     await past.stop()
     assert 0 < store.num_writes <= 10
+
+
+async def test_what_could_not_be_read_at_the_start_is_not_written_over() -> None:
+    clock = SteppedClock()
+    store = LateStore(clock)
+    recent = RecentRequests(clock.now())
+    past = KeptPast(cast(Store, store), "g", recent, Lives(), cast(Clock, clock), 60.0)
+    await past.start()
+    clock.at += 1.0
+    past.ended(at(clock.at), None)
+    await past.stop()
+    kept = [ended[0] for ended in json.loads(store.text)["ended"]]
+    assert sorted(kept) == [clock.at - 1.0, clock.at]
+    assert [each.ended_at for each in recent.last_minutes(clock.at)] == [clock.at - 1.0]
