@@ -378,6 +378,20 @@ CORES = (
         (_FAIR_CHUNK_TESTS,),
     ),
     Mutation(
+        "a new leader waits for nobody's report",
+        f"{_SCHEDULER}core.py",
+        "unheard = [w for w in event.worker_ids if w not in self._instances]",
+        "unheard = []",
+        (_TAKEOVER_TESTS,),
+    ),
+    Mutation(
+        "what nobody confirms stays in the journal",
+        f"{_SCHEDULER}memory.py",
+        "self._state.changed(key)",
+        "pass",
+        (_TAKEOVER_TESTS,),
+    ),
+    Mutation(
         "a target that has not reported is not waited for",
         f"{_SCHEDULER}memory.py",
         "return saved.worker_id in self._unheard or target in self._unheard",

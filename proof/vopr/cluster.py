@@ -64,7 +64,7 @@ class ShellCluster:
         self._life.handler = partial(world.failed, self._life)
         self.hosts = VirtualHosts(scenario, world, self.start)
         self._num_lives: Counter[str] = Counter()
-        self.roles, self._autoscales = _scaled(scenario)
+        self.roles, self.autoscales = _scaled(scenario)
         secret = secret_file()
         self.config = config = ServiceConfig(
             service_id=SUPERVISOR,
@@ -103,7 +103,7 @@ class ShellCluster:
         service = next(each for each in SHELLS if each[0] == name[0])
         if service == "worker":
             return worker_spec(self.scenario.roles[int(name[1:])], name)
-        flags = ("--actuator", "process" if self._autoscales else "none")
+        flags = ("--actuator", "process" if self.autoscales else "none")
         return ProcessSpec(service, name, flags if service == "autoscaler" else ())
 
     def start(self, name: str, spec: ProcessSpec) -> ShellProcess:

@@ -149,6 +149,9 @@ def _check_rest(cluster: ShellCluster) -> None:
     rule = "nothing is remembered at rest"
     for token, owners in world.store.owners.items():
         world.require(len(owners) == 1, "one fencing owner", f"token {token}: {sorted(owners)}")
+    if not any(world.sometimes[f"fault: {kind}"] for kind in ("STORE_STALE", "STORE_GARBAGE")):
+        journal = list(world.store.journal())  # else no leader knows all of its records
+        world.require(not journal, "the journal is empty at rest", f"{journal}")
     cores: list[tuple[str, Any]] = [(w.name, w.core) for w in cluster.workers]
     cores += [(g.name, g.core) for g in cluster.gateways]
     leaders = [(s.name, s.core) for s in cluster.schedulers if s.core is not None]
@@ -160,6 +163,8 @@ def _check_rest(cluster: ShellCluster) -> None:
     infos = {w.core.info.worker_id: w.core.info for w in cluster.workers if w.core is not None}
     for row in leader.matrix():
         info = infos.get(row.unit.worker_id)
+        if info is None and cluster.autoscales:
+            continue  # it may have been told to go a moment ago
         is_so = info and row == UnitState(row.unit, info.chunk_tokens, 0, 0, info.num_blocks)
         world.require(bool(is_so), "the leader believes nothing that is not so", f"{row}")
     for worker in cluster.workers:

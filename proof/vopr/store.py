@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha1
+from math import inf
 from random import Random
 from typing import Any, cast
 
@@ -58,12 +59,15 @@ class MemoryRedis:
         """Partitions between a process, by name, and the store."""
         self.owners: dict[int, set[str]] = {}
         """Candidates by fencing token: each token has one."""
+        self.damaged_at = -inf
+        """Instant of the last damage to what it holds or reads; infinite while that lasts."""
         self._lua = _Lua(self._call)
 
     # --- faults -----------------------------------------------------------------------
 
     def wipe(self) -> None:
         """Lose everything, as a restart without persistence does."""
+        self.damaged_at = self._loop.time()
         self._keys.clear()
 
     def snapshot(self) -> None:
@@ -72,18 +76,22 @@ class MemoryRedis:
 
     def restore(self) -> None:
         """Restart from the last snapshot."""
+        self.damaged_at = self._loop.time()
         self._keys = copy.deepcopy(self._snapshot)
 
     def freeze_replica(self) -> None:
         """Answer reads with what is held now, until ``thaw_replica``."""
+        self.damaged_at = inf
         self._replica = copy.deepcopy(self._keys)
 
     def thaw_replica(self) -> None:
         """Answer reads with what is held."""
+        self.damaged_at = self._loop.time()
         self._replica = None
 
     def scribble(self, what: str) -> None:
         """Replace values whose key contains a word by garbage; their lifetime stays."""
+        self.damaged_at = self._loop.time()
         for key, (value, until) in list(self._keys.items()):
             if what.encode() in key:
                 spoilt: Value = GARBAGE
@@ -91,6 +99,11 @@ class MemoryRedis:
                     spoilt = {**dict.fromkeys(value, GARBAGE), b"\xff": b"\xff\xfe"}
                 if not isinstance(value, set):
                     self._keys[key] = spoilt, until
+
+    def journal(self) -> Mapping[bytes, bytes]:
+        """Return the leaders' records of live requests."""
+        held = [v for key, (v, _) in self._keys.items() if key.endswith(b":requests")]
+        return cast("dict[bytes, bytes]", held[0]) if held else {}
 
     def usurp(self) -> None:
         """CallEnd the leader's lease at once: its holder does not know."""

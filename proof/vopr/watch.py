@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 from unittest import mock
 
@@ -29,6 +30,7 @@ from headway.core.worker.events import (
 from headway.messages import (
     CancelStream,
     ChangeRole,
+    Dispatch,
     Drain,
     GiveBack,
     HandedBack,
@@ -36,7 +38,7 @@ from headway.messages import (
     HandoffResult,
     Lost,
 )
-from headway.request import Request
+from headway.request import Request, StreamKey
 from proof.vopr.invariants import check_blocks
 from proof.vopr.loop import ProcessLife, owner
 from proof.vopr.world import ShellWorld
@@ -46,8 +48,12 @@ from services.runtime import driver
 class Watch:
     """The watch over one core, in place of its record of events."""
 
-    def __init__(self, world: ShellWorld, life: ProcessLife, core: Any) -> None:
+    def __init__(
+        self, world: ShellWorld, life: ProcessLife, core: Any, watches: Sequence[Watch]
+    ) -> None:
+        """``watches``: those over all cores of the history."""
         self._world = world
+        self._watches = watches
         self._life = life
         self.core = core
         self._fencing_token = 0
@@ -59,6 +65,9 @@ class Watch:
         world.happened(f"{self._life.name} {type(event).__name__} {len(actions)}")
         if isinstance(core, WorkerCore):
             check_blocks(world, self._life.name, core)
+            if isinstance(event, Dispatch):
+                for request in chain.from_iterable(batch.requests for batch in event.batches):
+                    self._check_alone(request.key)
             self._worker_heard(event, actions)
             for action in actions:
                 self._worker_orders(core, action)
@@ -111,6 +120,21 @@ class Watch:
             case KvAborted():
                 world.hit("KV on its way is lost")
 
+    def _check_alone(self, key: StreamKey) -> None:
+        """Require that an attempt that is dispatched here is on no other worker.
+
+        Nobody can tell after the store has lost where it was.
+        """
+        world, now = self._world, self._world.loop.time()
+        if world.dispatched_at.setdefault(key, now) <= world.store.damaged_at:
+            return
+        for other in self._watches:
+            if other is self or not (isinstance(other.core, WorkerCore) and other._life.is_alive):
+                continue
+            detail = f"{key} is given to {self._life.name}, and {other._life.name} has it"
+            is_there = other.core.find(key) is not None
+            world.require(not is_there, "an attempt is on one worker at a time", detail)
+
     def _worker_orders(self, core: WorkerCore, action: object) -> None:
         world = self._world
         match action:
@@ -157,7 +181,7 @@ def watched(world: ShellWorld, watches: list[Watch]) -> Iterator[None]:
     """Watch every core that gets a driver, and every error that a shell logs."""
 
     def record_of(core: Any) -> Watch:
-        watch = Watch(world, owner(), core)
+        watch = Watch(world, owner(), core, watches)
         watches.append(watch)
         return watch
 

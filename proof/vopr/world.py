@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from headway.forward_pass import ForwardPass
+from headway.request import StreamKey
 from proof.checker import DIED, Checker, Record
 from proof.vopr.loop import ProcessLife, VirtualLoop, VirtualThread
 from proof.vopr.network import MemoryNetwork
@@ -123,6 +124,8 @@ class ShellWorld:
         """When workers ended, or stood still for so long that everybody gave them up."""
         self.failures: list[float] = []
         """When passes failed."""
+        self.dispatched_at: dict[StreamKey, float] = {}
+        """When each attempt first reached a worker."""
         self.fails = loop.create_future()
         """Done once a promise is broken."""
         self.log: list[str] | None = None

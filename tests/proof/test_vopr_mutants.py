@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from headway.core.gateway.events import Delivery
 from headway.core.gateway.order import Intake
 from headway.core.gateway.state import OpenRequest
+from headway.core.scheduler.memory import LeaderMemory
 from headway.core.scheduler.state import SchedulerState
 from headway.core.worker import arrivals, departures
 from headway.core.worker.events import StartTransfer, WorkerAction
@@ -22,7 +24,14 @@ from headway.messages import KvHeader
 from proof.vopr.campaign import STANDARD
 from proof.vopr.draw import draw
 from proof.vopr.history import History, run
-from proof.vopr.scenario import Asking, FaultKind, PlannedFault, SeedScenario, parse
+from proof.vopr.scenario import (
+    Asking,
+    FaultKind,
+    PlannedFault,
+    SeedScenario,
+    WorkerShape,
+    parse,
+)
 from proof.vopr.shrink import shrink, smallest
 from services.runtime import store_scripts
 
@@ -85,6 +94,33 @@ def gives_one_token_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(store_scripts, "ACQUIRE", by_seconds)
 
 
+def waits_for_no_silent_worker(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaderMemory, "_may_run", lambda self, key: False)
+
+
+def keeps_what_nobody_confirms(patch: pytest.MonkeyPatch) -> None:
+    """Records of an earlier leader's requests stayed in the store."""
+
+    def mutant(self: LeaderMemory, *, now: float) -> None:
+        if now >= self._until:
+            self._saved.clear()
+            self._until = inf
+
+    patch.setattr(LeaderMemory, "expire", mutant)
+
+
+def a_silent_worker() -> SeedScenario:
+    """The next leader does not hear for a while what a worker runs."""
+    cut = [PlannedFault(FaultKind.PARTITION, 1.2, 3.0, name, "w0") for name in ("s0", "s1")]
+    return SeedScenario(
+        0,
+        roles=("unified", "unified"),
+        shape=WorkerShape(num_blocks=60, pass_seconds=0.05),
+        requests=tuple(Asking(f"r{n}", 1.0, 0, 6, 0, 40) for n in range(6)),
+        faults=(*cut, PlannedFault(FaultKind.USURP, 1.3)),
+    )
+
+
 def half_open_streams() -> SeedScenario:
     """Streams between a worker and its gateway break all the time, and one side learns late."""
     requests = [Asking(f"r{n}", 0.3 + 0.15 * n, 0, 6, 0, 12) for n in range(20)]
@@ -99,6 +135,8 @@ MUTANTS: dict[Mutate, tuple[str, SeedScenario]] = {
     says_nothing_of_what_a_worker_lost: ("faults are over", draw(35)),
     trusts_a_broken_stream: ("faults are over", half_open_streams()),
     gives_one_token_twice: ("one fencing owner", draw(108)),
+    waits_for_no_silent_worker: ("one worker at a time", a_silent_worker()),
+    keeps_what_nobody_confirms: ("the journal is empty", draw(5)),
 }
 """Each bug with the promise it breaks, and a scenario in whose history it shows."""
 
@@ -110,8 +148,9 @@ def find(rule: str, scenario: SeedScenario) -> History | None:
     return next((h for h in histories if h.violations and rule in h.violations[0]), None)
 
 
-def test_half_open_streams_break_no_promise() -> None:
-    assert run(half_open_streams()).violations == []
+@pytest.mark.parametrize("scenario", [half_open_streams(), a_silent_worker()])
+def test_what_shows_a_bug_breaks_no_promise_without_it(scenario: SeedScenario) -> None:
+    assert run(scenario).violations == []
 
 
 @pytest.mark.parametrize("mutate", MUTANTS, ids=lambda mutate: mutate.__name__)
