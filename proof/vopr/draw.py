@@ -115,7 +115,8 @@ def draw(seed: int, preset: str = "") -> SeedScenario:
     faults = _faults(rng, scenario)
     more, standby = _supervised(Random(f"supervisor {seed}"), scenario)
     faults = tuple(sorted([*faults, *more], key=lambda each: each.at))
-    return replace(scenario, skews=skews, faults=faults, standby=standby)
+    past = Random(f"past {seed}").choice((0.0, 0.3, 2.0))
+    return replace(scenario, skews=skews, faults=faults, standby=standby, past_interval=past)
 
 
 def _shape(rng: Random) -> WorkerShape:

@@ -175,7 +175,8 @@ def _store_stale(cluster: ShellCluster, fault: PlannedFault) -> Undo:
 
 
 def _store_garbage(cluster: ShellCluster, fault: PlannedFault) -> None:
-    cluster.world.store.scribble(_SCRIBBLES[int(fault.amount) % len(_SCRIBBLES)])
+    for what in (_SCRIBBLES[int(fault.amount) % len(_SCRIBBLES)], "past:"):
+        cluster.world.store.scribble(what)
 
 
 def _usurp(cluster: ShellCluster, fault: PlannedFault) -> None:

@@ -8,6 +8,7 @@ import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from typing import Any
 
@@ -20,6 +21,7 @@ from proof.vopr.loop import TimeStandsStill, VirtualLoop
 from proof.vopr.scenario import Asking, SeedScenario
 from proof.vopr.watch import watched
 from proof.vopr.world import BrokenPromise, ShellWorld
+from services.gateway.past_form import KEPT
 
 CALM = 12.0
 """Seconds after the last fault in which every request ends, and every worker serves again."""
@@ -152,6 +154,7 @@ def _check_rest(cluster: ShellCluster) -> None:
     if not any(world.sometimes[f"fault: {kind}"] for kind in ("STORE_STALE", "STORE_GARBAGE")):
         journal = list(world.store.journal())  # else no leader knows all of its records
         world.require(not journal, "the journal is empty at rest", f"{journal}")
+    _check_past(cluster)
     cores: list[tuple[str, Any]] = [(w.name, w.core) for w in cluster.workers]
     cores += [(g.name, g.core) for g in cluster.gateways]
     leaders = [(s.name, s.core) for s in cluster.schedulers if s.core is not None]
@@ -181,3 +184,18 @@ def _check_rest(cluster: ShellCluster) -> None:
             num_free = unit.pool.num_free
             detail = f"{worker.name} has {num_free} free blocks of {unit.pool.num_blocks}"
             world.require(num_free == unit.pool.num_blocks, "no block leaks at rest", detail)
+
+
+def _check_past(cluster: ShellCluster) -> None:
+    """Require that the store has all that gateways know to have ended, each of them once."""
+    world, rule = cluster.world, "a gateway's past is kept"
+    if not cluster.scenario.past_interval or world.store.damaged_at > -inf:
+        return
+    for gateway in cluster.gateways:
+        minutes = map(KEPT.validate_json, world.store.past(gateway.name))
+        kept = {each.request_id for minute in minutes for each in minute["ended"]}
+        known = [each.request_id for each in gateway.recent.last_minutes(-inf)]
+        twice = [name for name, number in Counter(known).items() if number > 1]
+        world.require(not twice, rule, f"{gateway.name} has twice: {twice}")
+        lost = [name for name in known if name not in kept]
+        world.require(not lost, rule, f"{gateway.name} has not kept: {lost}")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headway.console.recent import RecentRequests
 from proof.vopr.engine import MemoryEngine
 from proof.vopr.loop import ProcessLife
 from proof.vopr.scenario import BLOCK_SIZE, MODEL, SeedScenario
@@ -132,6 +133,12 @@ class GatewayShell(ShellProcess):
     def core(self) -> Any:
         """Its core, None until it has started."""
         return self.service.cluster.core if isinstance(self.service, GatewayService) else None
+
+    @property
+    def recent(self) -> RecentRequests:
+        """What has ended lately, by its own word."""
+        assert isinstance(self.service, GatewayService), "it has started"
+        return self.service.console.feed.recent
 
 
 class SchedulerShell(ShellProcess):
@@ -273,7 +280,7 @@ def gateway_config(scenario: SeedScenario, name: str, skew: float, preset: str) 
         max_model_len=scenario.shape.num_blocks * BLOCK_SIZE,
         request_timeout=scenario.request_timeout,
         access_log=False,
-        past_interval=0.0,
+        past_interval=scenario.past_interval,
     )
 
 

@@ -110,6 +110,8 @@ class SeedScenario:
     """Workers that the supervisor keeps warm."""
     policy: str = ""
     """Other policies of the schedulers than the preset's, as ``--policy`` names them."""
+    past_interval: float = 0.0
+    """Seconds between two writes of a gateway's past to the store; 0 for none."""
     heals_at: float = 8.0
     """Instant after which no fault is left."""
     requests: tuple[Asking, ...] = ()

@@ -105,6 +105,11 @@ class MemoryRedis:
         held = [v for key, (v, _) in self._keys.items() if key.endswith(b":requests")]
         return cast("dict[bytes, bytes]", held[0]) if held else {}
 
+    def past(self, gateway_id: str) -> list[bytes]:
+        """Return what is held of a gateway's past."""
+        name = f":past:{gateway_id}:".encode()
+        return [cast(bytes, v) for key, (v, _) in self._keys.items() if name in key]
+
     def usurp(self) -> None:
         """CallEnd the leader's lease at once: its holder does not know."""
         for key in [key for key in self._keys if key.endswith(b":leader")]:
@@ -309,9 +314,10 @@ class MemoryClient:
         """Return several values."""
         return await self.execute_command("MGET", *keys)
 
-    async def set(self, key: str, value: str) -> Any:
-        """Set a value."""
-        return await self.execute_command("SET", key, value)
+    async def set(self, key: str, value: str, px: int | None = None) -> Any:
+        """Set a value, for so many milliseconds or for good."""
+        lifetime = () if px is None else ("PX", px)
+        return await self.execute_command("SET", key, value, *lifetime)
 
     async def time(self) -> Any:
         """Return the store's clock."""
