@@ -57,27 +57,54 @@ def test_a_step_is_a_numbered_message_with_a_map() -> None:
     socket.close()
 
 
-async def test_a_plain_vllm_reports_its_steps_to_the_pickers_core(tmp_path: Path) -> None:
+async def test_two_ranks_of_a_plain_vllm_report_their_steps_each_at_its_own_port(
+    tmp_path: Path,
+) -> None:
     from services.endpoints.steps import read_steps
 
-    port, steps = free_port(), list[Stepped]()
-    environment = {SETTING: json.dumps({"batching": "fcfs", "steps": port})}
+    port, metrics = free_port(), free_port()
+    found: dict[str, list[Stepped]] = {"0": [], "1": []}
+    settings = {"batching": "headway", "steps": port, "metrics": metrics}
     flags = ("--max-model-len", "1024", "--scheduler-cls", "headway_vllm.HeadwayScheduler")
-    server = Server(str(MODEL), EngineLimits(max_running=8, chunk_tokens=128), flags, environment)
+    server = Server(
+        str(MODEL),
+        EngineLimits(max_running=8, chunk_tokens=128),
+        (*flags, "--data-parallel-size", "2"),
+        {SETTING: json.dumps(settings)},
+    )
     core = PickerCore()
-    core.handle(EndpointListed(EndpointInfo("e", "", 128, has_metrics=False)), now=0.0)
+    core.handle(EndpointListed(EndpointInfo("0", "", 128, has_metrics=False)), now=0.0)
     async with serving(server, tmp_path, "v0") as target, httpx.AsyncClient(timeout=120) as client:
-        reading = asyncio.create_task(read_steps("e", f"tcp://127.0.0.1:{port}", steps.append))
-        body = {"model": MODEL.name, "max_tokens": 4, "ignore_eos": True}
-        while not steps:
-            await client.post(f"{target.url}/v1/completions", json={**body, "prompt": [30] * 20})
-        await client.post(f"{target.url}/v1/completions", json={**body, "prompt": [31] * 300})
-        while sum(step.prefill_tokens for step in steps[-8:]) < 300:
-            await asyncio.sleep(0.05)
-        reading.cancel()
-    chunks = [step.prefill_tokens for step in steps if step.prefill_tokens]
-    assert chunks[-3:] == [128, 128, 44]
-    for step in steps:
+
+        async def ask(rank: str, prompt: list[int]) -> Any:
+            body = {"model": MODEL.name, "prompt": prompt, "max_tokens": 4, "temperature": 0.0}
+            headers = {"X-data-parallel-rank": rank}
+            answer = await client.post(f"{target.url}/v1/completions", json=body, headers=headers)
+            return answer.json()["choices"][0]["text"]
+
+        readings = [
+            asyncio.create_task(
+                read_steps(rank, f"tcp://127.0.0.1:{port + int(rank)}", steps.append)
+            )
+            for rank, steps in found.items()
+        ]
+        answers = []
+        for rank, steps in found.items():
+            while not steps:
+                await ask(rank, [30] * 20)
+            answers.append(await ask(rank, [31] * 300))
+            while sum(step.prefill_tokens for step in steps[-8:]) < 300:
+                await asyncio.sleep(0.05)
+            counts = (await client.get(f"http://127.0.0.1:{metrics + int(rank)}/metrics")).text
+            told = counts.partition("\nheadway_vllm_steps_total ")[2].split()[0]
+            assert float(told) >= len(steps)
+        for reading in readings:
+            reading.cancel()
+    assert answers[0] == answers[1]
+    for steps in found.values():
+        chunks = [step.prefill_tokens for step in steps if step.prefill_tokens]
+        assert [n for n in chunks if n > 20] == [128, 128, 44]
+    for step in found["0"]:
         core.handle(step, now=1.0)
     assert core.endpoints(now=1.0)[0].ends is Ends.EXACT
 
