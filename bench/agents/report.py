@@ -67,13 +67,13 @@ class Cached(NamedTuple):
 def figures_of(run: AgentRun) -> dict[str, float]:
     """Return all figures by name, seconds and shares; without those that nothing tells."""
     answered = [each for each in run.turns if each.request.times is not None]
-    found = _spreads(answered)
+    figures = _spreads(answered)
     tasks = [each for each in run.lives if each.is_task]
     whole = [each.ended_at - each.begun_at for each in tasks if not each.cut]
-    found |= _spread("task", whole)
+    figures |= _spread("task", whole)
     if any(each.request.cached_tokens is not None for each in answered):
-        found["cached"] = Cached.of(answered).share
-    return found | {
+        figures["cached"] = Cached.of(answered).share
+    return figures | {
         "repeated": Cached.of(answered).repeated_share,
         "num_turns": len(answered),
         "num_failed": sum(bool(each.request.error_kind) for each in run.turns),

@@ -89,14 +89,14 @@ async def compare(
     _print_compared(console, runs)
     if stopping.is_set():
         return 130
-    return int(any(each.figures["num_failed"] for found in runs.values() for each in found))
+    return int(any(each.figures["num_failed"] for of_system in runs.values() for each in of_system))
 
 
 def _print_compared(console: Console, runs: Mapping[str, Sequence[SystemRun]]) -> None:
     """Print each further system beside the first, over the seeds that both have."""
     (first, ones), *others = runs.items()
-    for name, found in others:
-        pairs = list(zip(ones, found, strict=False))
+    for name, theirs in others:
+        pairs = list(zip(ones, theirs, strict=False))
         if pairs:
             rows = compared([a.figures for a, _ in pairs], [b.figures for _, b in pairs], FIGURES)
             print_compared(console, f"pairs: {len(pairs)}", (first, name), rows)
@@ -108,8 +108,8 @@ def _report(runs: Mapping[str, Sequence[SystemRun]], seeds: Sequence[int]) -> di
         "num_cores": num_cores(),
         "written_at": time.strftime("%Y-%m-%d %H:%M:%S"),
         "systems": {
-            name: [packed(each.run, each.figures, each.killed_at) for each in found]
-            for name, found in runs.items()
+            name: [packed(each.run, each.figures, each.killed_at) for each in of_system]
+            for name, of_system in runs.items()
         },
     }
 
@@ -167,13 +167,13 @@ def system_tokens(sessions: Sequence[Session], block: int) -> dict[int, int]:
     tops = [each for each in sessions if each.at is not None]
     firsts = [each.turns[0].hash_ids for each in tops]
     shared = shared_starts(firsts)
-    found = {each.number: num * block for each, num in zip(tops, shared, strict=True)}
+    tokens_of = {each.number: num * block for each, num in zip(tops, shared, strict=True)}
     for each in sessions:
         if each.at is None:
             ids = each.turns[0].hash_ids
             both = (min(num_shared(ids, a), b) for a, b in zip(firsts, shared, strict=True))
-            found[each.number] = max(both, default=0) * block
-    return found
+            tokens_of[each.number] = max(both, default=0) * block
+    return tokens_of
 
 
 async def _measured(client: Client, asking: AgentRequests) -> Measure:

@@ -44,10 +44,10 @@ def _small(name: str) -> Path:
 
 def _tokenizer(vocab_size: int) -> dict[str, Any]:
     """Return the small model's tokenizer with words for ids up to ``vocab_size``."""
-    found: dict[str, Any] = json.loads(_small(_TOKENIZER[0]).read_text("utf-8"))
-    vocab = found["model"]["vocab"]
+    tokenizer: dict[str, Any] = json.loads(_small(_TOKENIZER[0]).read_text("utf-8"))
+    vocab = tokenizer["model"]["vocab"]
     # A gap in the vocabulary would give its markup other ids.
-    vocab |= {added["content"]: added["id"] for added in found["added_tokens"]}
+    vocab |= {added["content"]: added["id"] for added in tokenizer["added_tokens"]}
     for token_id in range(len(vocab), vocab_size):
         vocab[f"w{token_id}"] = token_id
-    return found
+    return tokenizer

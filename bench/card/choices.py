@@ -62,19 +62,19 @@ class ChoicesBench:
 
     def blocks(self) -> None:
         """Time every pass with every block size, and name the best by kind of pass."""
-        found: dict[str, dict[str, float]] = {}
+        seconds: dict[str, dict[str, float]] = {}
         for size in BLOCK_SIZES:
             if not self._report.has_time(f"blocks of {size}"):
                 break
             engine = self._engine(self._cases, size)
-            found[str(size)] = {
+            seconds[str(size)] = {
                 str(case): engine.run(case, self._setting.repeats)
                 for case in self._cases
                 if engine.fits(case) and self._report.has_time(f"blocks of {size}, {case}")
             }
-            self._report.add("seconds_by_block_size", found)
+            self._report.add("seconds_by_block_size", seconds)
             del engine
-        self._report.add("best_block_size", best_by_kind(found, self._cases))
+        self._report.add("best_block_size", best_by_kind(seconds, self._cases))
 
     def prompts(self) -> None:
         """Compare flash-attn-4 with the Triton kernel, one layer at a time."""
@@ -87,12 +87,12 @@ class ChoicesBench:
         cases = [case for case in self._cases if case.kind == "prefill"]
         if self._device.type != "cuda":
             cases = [case for case in FEW_CHECKED if case.kind == "prefill"]
-        found: list[dict[str, object]] = []
+        rows: list[dict[str, object]] = []
         for size in BLOCK_SIZES:
             for case in cases:
                 if self._report.has_time(f"prompts, blocks of {size}, {case}"):
-                    found += self._backends(case, size)
-                    self._report.add("prompts_by_backend", found)
+                    rows += self._backends(case, size)
+                    self._report.add("prompts_by_backend", rows)
 
     def _backends(self, case: Case, block_size: int) -> list[dict[str, object]]:
         from bench.card.kernels import Layer, rates, relative_error
@@ -105,7 +105,7 @@ class ChoicesBench:
             ways["flash-attn-4"] = partial(call, layer.firsts, layer.lengths, **layer.settings)
         else:
             self._report.leave_out("flash-attn-4", "it is not installed here")
-        found = []
+        rows = []
         for name, attend in ways.items():
             said: dict[str, object] = {"backend": name, "block_size": block_size, **_blank(case)}
             try:
@@ -114,8 +114,8 @@ class ChoicesBench:
                 said |= rates(self._shape, case, dtype.itemsize, taken)
             except Exception as error:  # a library that compiles for the card fails in any way
                 self._report.leave_out(f"{name}, {case}", f"{type(error).__name__}: {error}")
-            found.append(said)
-        return found
+            rows.append(said)
+        return rows
 
     def graphs(self) -> None:
         """Time batch sizes between those that are recorded: a pass pays for its padding."""
@@ -125,7 +125,7 @@ class ChoicesBench:
         engine = self._engine((Case(max(all_rows), 64),), 0)
         decoder = self._model.decoder
         assert isinstance(decoder, Decoder), "a random model is in the packed decoder"
-        found: dict[str, dict[str, object]] = {}
+        by_sizes: dict[str, dict[str, object]] = {}
         ways = RECORDED if self._device.type == "cuda" else {"none": ()}
         for name, sizes in ways.items():
             if not self._report.has_time(f"graphs, {name}"):
@@ -136,8 +136,8 @@ class ChoicesBench:
             said["seconds_by_rows"] = {
                 rows: engine.run_rows(rows, self._setting.repeats) for rows in all_rows
             }
-            found[name] = said
-            self._report.add("graphs", found)
+            by_sizes[name] = said
+            self._report.add("graphs", by_sizes)
 
     def _record(self, engine: Engine, sizes: tuple[int, ...]) -> float:
         from services.worker.engine.model.kernel_decoder import KernelDecoder
@@ -159,7 +159,7 @@ class ChoicesBench:
 
 
 def best_by_kind(
-    found: Mapping[str, Mapping[str, float]], cases: Sequence[Case]
+    seconds_by_size: Mapping[str, Mapping[str, float]], cases: Sequence[Case]
 ) -> dict[str, str | None]:
     """Return by kind of pass the block size whose passes took least together, of whole rows."""
     best: dict[str, str | None] = {}
@@ -167,7 +167,7 @@ def best_by_kind(
         names = [str(case) for case in cases if case.kind == kind]
         whole = {
             size: sum(seconds[name] for name in names)
-            for size, seconds in found.items()
+            for size, seconds in seconds_by_size.items()
             if all(name in seconds for name in names)
         }
         best[kind] = min(whole, key=lambda size: (whole[size], int(size))) if whole else None

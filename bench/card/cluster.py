@@ -133,20 +133,20 @@ class ClusterBench:
                 seconds = wait_until_healthy(
                     up, url, min(self._load.start_up, self._report.seconds_left)
                 )
-                found: dict[str, object] = {"start_up_seconds": seconds}
+                figures: dict[str, object] = {"start_up_seconds": seconds}
                 crowd = self._ask(url, f"{name}-crowd", float("inf"), self._load.num_crowd)
-                found["crowd"] = crowd
-                self._report.add(name, found)
+                figures["crowd"] = crowd
+                self._report.add(name, figures)
                 for share in _SHARES:
                     label = f"{name} at {share:.0%}"
                     if self._report.has_time(label, self._load.seconds):
                         rate = share * crowd["requests_per_s"]
                         number = max(8, round(rate * self._load.seconds))
-                        found[f"{share:.0%}"] = {
+                        figures[f"{share:.0%}"] = {
                             "rate": rate,
                             **self._ask(url, f"{name}-{share:.0%}", rate, number),
                         }
-                        self._report.add(name, found)
+                        self._report.add(name, figures)
             finally:
                 up.stop(_STOP)
 

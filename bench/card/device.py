@@ -30,19 +30,19 @@ class CardRates:
 
 def describe(device: torch.device) -> dict[str, object]:
     """Return names and versions."""
-    found: dict[str, object] = {"python": platform.python_version(), "card": None, "cuda": None}
+    facts: dict[str, object] = {"python": platform.python_version(), "card": None, "cuda": None}
     for name in ("torch", "triton", "transformers"):
         try:
-            found[name] = version(name)
+            facts[name] = version(name)
         except PackageNotFoundError:
-            found[name] = None
+            facts[name] = None
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        found["card"] = properties.name
-        found["memory_bytes"] = properties.total_memory
-        found["processors"] = properties.multi_processor_count
-        found["cuda"] = torch.version.cuda
-    return found
+        facts["card"] = properties.name
+        facts["memory_bytes"] = properties.total_memory
+        facts["processors"] = properties.multi_processor_count
+        facts["cuda"] = torch.version.cuda
+    return facts
 
 
 def dtype_name(itemsize: int) -> str:

@@ -90,12 +90,12 @@ class Engine:
         with torch.profiler.profile() as profiled:
             self.backend.run(forward_pass)
             wait(self._device)
-        found = [
+        kernels = [
             {"name": name, "calls": calls, "seconds": spent}
             for name, calls, spent in busy_times(profiled, self._device)
         ]
-        found.sort(key=lambda each: (-float(str(each["seconds"])), str(each["name"])))
-        return found[:NUM_PROFILED]
+        kernels.sort(key=lambda each: (-float(str(each["seconds"])), str(each["name"])))
+        return kernels[:NUM_PROFILED]
 
     def timeline(self, case: Case, repeats: int) -> dict[str, float]:
         """Return where a pass's time goes: kernels, between, before and after them; medians.
@@ -104,15 +104,15 @@ class Engine:
         """
         one_pass = self.pass_of(case)
         one_pass()
-        found = []
+        timelines = []
         for _ in range(repeats):
             wait(self._device)
             with torch.profiler.profile() as profiled:
                 with torch.profiler.record_function(_WHOLE):
                     one_pass()
                 wait(self._device)
-            found.append(_timeline(profiled.events()))
-        return {key: median(each[key] for each in found) for key in found[0]}
+            timelines.append(_timeline(profiled.events()))
+        return {key: median(each[key] for each in timelines) for key in timelines[0]}
 
     def pass_of(self, case: Case) -> Callable[[], object]:
         """Return a run of the case's pass."""

@@ -137,8 +137,8 @@ def check(
         for case in cases:
             layer = Layer.of(shape, case, device, getattr(torch, dtype), block_size)
             error = relative_error(layer.attend(4), layer.expected())
-            found = {"kind": case.kind, "dtype": dtype, "block_size": block_size}
-            yield {**found, **asdict(case), "error": error}
+            case_fields = {"kind": case.kind, "dtype": dtype, "block_size": block_size}
+            yield {**case_fields, **asdict(case), "error": error}
 
 
 def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
@@ -155,9 +155,9 @@ def sweep(
         layer = Layer.of(shape, case, device, dtype, block_size)
         for tile in _tiles(shape, case, dtype.itemsize):
             time = recorded_seconds if case.num_decodes else device_seconds
-            found = _try(partial(time, partial(layer.attend, processors, tile), device, 20))
+            seconds = _try(partial(time, partial(layer.attend, processors, tile), device, 20))
             said = {"tile": asdict(tile), "block_size": block_size}
-            yield {**said, **rates(shape, case, dtype.itemsize, found)}
+            yield {**said, **rates(shape, case, dtype.itemsize, seconds)}
 
 
 def rates(shape: Shape, case: Case, itemsize: int, seconds: float | None) -> dict[str, object]:

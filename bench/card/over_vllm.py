@@ -90,12 +90,12 @@ class OverVllm:
         """Compare the answers to eight prompts, token by token."""
         prompts = random_prompts(8, self._context, 1)
         own, _ = self._engine.stock(prompts, self._num_tokens)
-        found: dict[str, object] = {"answers": len(own)}
+        counts: dict[str, object] = {"answers": len(own)}
         for name, ahead in (("in_turn", False), ("ahead", True)):
             theirs, _ = asyncio.run(self._driven(prompts, ahead))
-            found[f"equal_{name}"] = sum(a == b for a, b in zip(own, theirs, strict=True))
-            found[f"equal_tokens_{name}"] = sum(map(_equal_tokens, own, theirs))
-        self._report.add("answers", found)
+            counts[f"equal_{name}"] = sum(a == b for a, b in zip(own, theirs, strict=True))
+            counts[f"equal_tokens_{name}"] = sum(map(_equal_tokens, own, theirs))
+        self._report.add("answers", counts)
 
     def kv(self) -> None:
         """Go on over KV that was moved through the wire's form, and over KV from host memory."""

@@ -61,15 +61,15 @@ class PassesBench:
                 self._rows(ours, self._peer())
 
     def _rows(self, ours: Timings, peer: Timings) -> None:
-        rates, found = self._rates, []
+        rates, rows = self._rates, []
         for case in self._cases:
             least = least_seconds(self._shape, case, rates.bytes_per_s, rates.matmul_flops_per_s)
             timings = (ours, peer)
             (taken, why), (theirs, why_no_peer) = (
                 (seconds.get(case), whys.get(case)) for seconds, whys in timings
             )
-            found.append(row(case, least, taken, theirs, why, why_no_peer))
-        self._report.add("rows", found)
+            rows.append(row(case, least, taken, theirs, why, why_no_peer))
+        self._report.add("rows", rows)
 
     def _check(self) -> None:
         """Compare the kernels; a wrong one is named, and all that it computes is then void."""
@@ -113,7 +113,7 @@ class PassesBench:
                 swept += kernels.sweep(self._shape, case, self._device, dtype)
                 self._report.add("kernel_sweep", swept)
 
-    def _engine(self, found: dict[Case, float], reasons: dict[Case, str]) -> None:
+    def _engine(self, timings: dict[Case, float], reasons: dict[Case, str]) -> None:
         from bench.card.engine import Engine, random_model
 
         model = random_model(self._shape, self._device, self._dtype)
@@ -125,10 +125,10 @@ class PassesBench:
             elif not self._report.seconds_left:
                 reasons[case] = "no time left"
             else:
-                found[case] = engine.run(case, self._setting.repeats)
-                self._report.add(f"seconds of {case}", found[case])
+                timings[case] = engine.run(case, self._setting.repeats)
+                self._report.add(f"seconds of {case}", timings[case])
         if "profile" in self._setting.parts and self._report.has_time("profile"):
-            kinds = {case.kind: case for case in found}  # the last, largest of each
+            kinds = {case.kind: case for case in timings}  # the last, largest of each
             profiles = {str(case): engine.profile(case) for case in kinds.values()}
             self._report.add("profile", profiles)
 
@@ -136,13 +136,13 @@ class PassesBench:
         """Return a peer's timings; one that fails is not asked again."""
         from bench.card.peer import ContinuousPeer
 
-        found: dict[Case, float] = {}
+        timings: dict[Case, float] = {}
         reasons: dict[Case, str] = {}
         failed = ""
         try:
             peer = ContinuousPeer(self._shape, self._device, self._dtype)
         except (RuntimeError, ValueError, TypeError, AttributeError, ImportError) as error:
-            return found, dict.fromkeys(self._cases, f"{type(error).__name__}: {error}")
+            return timings, dict.fromkeys(self._cases, f"{type(error).__name__}: {error}")
         self._report.add("peer_attention", peer.attention)
         ordered = sorted(
             self._cases, key=lambda c: (c.num_decodes * c.context + c.num_rows, str(c))
@@ -155,8 +155,8 @@ class PassesBench:
                 except (TimeoutError, RuntimeError) as error:
                     failed = f"{type(error).__name__}: {error}"
             if taken is not None:
-                found[case] = taken
+                timings[case] = taken
             else:
                 reasons[case] = failed or "it has no such pass"
         peer.close()
-        return found, reasons
+        return timings, reasons

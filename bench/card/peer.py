@@ -35,13 +35,13 @@ class ContinuousPeer:
         if case.kind == "mixed" or case.start:
             return None
         if case.kind == "prefill":
-            found = self._generate(1, case.num_rows, 1, deadline)
-            return float(median(each.timestamps[0] - each.lifespan[0] for each in found))
+            generated = self._generate(1, case.num_rows, 1, deadline)
+            return float(median(each.timestamps[0] - each.lifespan[0] for each in generated))
         num_prompts = case.num_decodes
         num_prefills = -(-num_prompts * case.context // MAX_BATCH_TOKENS)
         num_tokens = num_prefills + MEASURED_TOKENS
-        found = self._generate(num_prompts, case.context - num_tokens, num_tokens, deadline)
-        return decode_seconds([each.timestamps for each in found])
+        generated = self._generate(num_prompts, case.context - num_tokens, num_tokens, deadline)
+        return decode_seconds([each.timestamps for each in generated])
 
     def _generate(self, num: int, num_prompt: int, num_tokens: int, deadline: float) -> list[Any]:
         size = max(1, num_prompt)

@@ -73,11 +73,11 @@ class SharesBench:
 
     def kinds(self) -> None:
         """Split a pass by kinds of kernels, launches and what is left."""
-        found = []
+        rows = []
         for batch in BATCHES:
             if self._report.has_time(f"kinds at {batch}"):
-                found.append({"batch": batch, **self._split(Case(batch, self._context))})
-                self._report.add("kinds", found)
+                rows.append({"batch": batch, **self._split(Case(batch, self._context))})
+                self._report.add("kinds", rows)
 
     def _split(self, case: Case) -> dict[str, object]:
         taken = self._engine.run(case, self._setting.repeats)
@@ -107,11 +107,11 @@ class SharesBench:
 
     def ahead(self) -> None:
         """Generate with the worker's core and thread, in turn with and without planning ahead."""
-        found = []
+        rows = []
         for batch in BATCHES:
             if self._report.has_time(f"ahead at {batch}"):
-                found.append({"batch": batch, **asyncio.run(self._in_turn(batch))})
-                self._report.add("ahead", found)
+                rows.append({"batch": batch, **asyncio.run(self._in_turn(batch))})
+                self._report.add("ahead", rows)
 
     async def _in_turn(self, batch: int) -> dict[str, object]:
         backends = {False: self._engine.backend, True: self._engine.queueing}

@@ -41,14 +41,14 @@ def closure(
 ) -> list[str]:
     """Return packages and all that they need on the machine, less what stays; in order."""
     left, there = [canonical(name) for name in names], {canonical(name) for name in stays}
-    found: set[str] = set()
+    needed: set[str] = set()
     while left:
         name = left.pop()
-        if name in found or name in there:
+        if name in needed or name in there:
             continue
-        found.add(name)
+        needed.add(name)
         left += wanted(requires(name), python)
-    return sorted(found)
+    return sorted(needed)
 
 
 def wanted(requirements: Iterable[str], python: str = PYTHON) -> list[str]:
@@ -111,8 +111,8 @@ def download_command(packages: Mapping[str, str], folder: Path) -> list[str]:
 
 def sizes(folder: Path) -> dict[str, int]:
     """Return the bytes of every wheel in a folder, the largest first."""
-    found = {path.name: path.stat().st_size for path in folder.glob("*.whl")}
-    return dict(sorted(found.items(), key=lambda each: (-each[1], each[0])))
+    by_name = {path.name: path.stat().st_size for path in folder.glob("*.whl")}
+    return dict(sorted(by_name.items(), key=lambda each: (-each[1], each[0])))
 
 
 def there(folder: Path, step: str = "cluster") -> str:
@@ -137,10 +137,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(f"{name}=={version}" for name, version in packages.items()))
         return 0
     failed = subprocess.run(download_command(packages, args.out), check=False).returncode
-    found = sizes(args.out)
-    for file, size in found.items():
+    wheels = sizes(args.out)
+    for file, size in wheels.items():
         print(f"{size / MIB:7.2f} MiB  {file}")
-    print(f"{sum(found.values()) / MIB:.1f} MiB of wheels")
+    print(f"{sum(wheels.values()) / MIB:.1f} MiB of wheels")
     print(f"\n{there(args.out)}")
     return 1 if failed else 0
 

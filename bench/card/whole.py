@@ -61,17 +61,17 @@ def check(
             "error": max(relative(row, expected[n][at]) for n, at, row in rows),
             "their_error": max(
                 relative(row, wanted[at])
-                for wanted, found in zip(expected, theirs, strict=True)
-                for at, row in enumerate(found)
+                for wanted, logits in zip(expected, theirs, strict=True)
+                for at, row in enumerate(logits)
                 if at in _places(len(wanted))
             ),
             "num_rows": len(rows),
         }
 
 
-def is_wrong(found: dict[str, object], floor: float = 1e-5) -> bool:
+def is_wrong(row: dict[str, object], floor: float = 1e-5) -> bool:
     """Return whether our error is more than transformers' own, or not a number."""
-    ours, theirs = float(str(found["error"])), float(str(found["their_error"]))
+    ours, theirs = float(str(row["error"])), float(str(row["their_error"]))
     return not ours <= ALLOWANCE * theirs + floor
 
 
@@ -129,9 +129,9 @@ class PassesRun:
         for parts in _passes([len(sequence) for sequence in self._sequences]):
             layout = self._layouts.build([self._item(part) for part in parts])
             states = self._decoder(layout.token_ids, layout.positions, layout.batch)
-            found = self._model.lm_head(states)
+            logits = self._model.lm_head(states)
             for part, row in zip(parts, layout.last_rows.tolist(), strict=True):
-                yield part.sequence, part.stop - 1, found[row].clone()
+                yield part.sequence, part.stop - 1, logits[row].clone()
 
     def _item(self, part: ChunkOf) -> PassItem:
         ids = tuple(self._sequences[part.sequence][part.start : part.stop])

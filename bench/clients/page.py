@@ -25,8 +25,8 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_results() -> dict[str, Any]:
     """Return the results that were kept."""
-    found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
-    return found
+    results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    return results
 
 
 def drawn(results: Mapping[str, Any]) -> str:
@@ -49,8 +49,8 @@ def rewrite(page: Path, results: Mapping[str, Any]) -> None:
     """Draw the tables into a page."""
     text = page.read_text(encoding="utf-8")
     new = f"{BEGIN}\n{drawn(results)}\n{END}"
-    found = re.sub(f"{re.escape(BEGIN)}.*?{END}", lambda _: new, text, flags=re.DOTALL)
-    page.write_text(found, encoding="utf-8")
+    rewritten = re.sub(f"{re.escape(BEGIN)}.*?{END}", lambda _: new, text, flags=re.DOTALL)
+    page.write_text(rewritten, encoding="utf-8")
 
 
 def _counted(name: str, version: str, cases: Iterable[Row]) -> tuple[str, ...]:

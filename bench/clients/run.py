@@ -94,10 +94,10 @@ def run_client(
             ended = f"its process was ended after {_PATIENCE:.0f} s"
         except subprocess.CalledProcessError as error:
             ended = f"its process ended ({error.returncode}); see {log.name}"
-    found = _read(client.name, version, out)
+    results = _read(client.name, version, out)
     if ended:
-        found.append(CaseResult(client.name, version, "all cases", FAILED, ended))
-    return found
+        results.append(CaseResult(client.name, version, "all cases", FAILED, ended))
+    return results
 
 
 def _environment(python: Path) -> dict[str, str]:

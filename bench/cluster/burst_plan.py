@@ -60,15 +60,15 @@ class BurstLoad:
 
     def instants(self) -> list[float]:
         """Return the instants of all arrivals, seconds."""
-        rng, begins, found = random.Random(self.seed), 0.0, list[float]()
+        rng, begins, instants = random.Random(self.seed), 0.0, list[float]()
         for rate, seconds in (
             (self.rate, self.before),
             (self.burst_rate, self.burst),
             (self.rate, self.after),
         ):
-            found += [begins + at for at in arrivals("poisson", rate, rng, duration=seconds)]
+            instants += [begins + at for at in arrivals("poisson", rate, rng, duration=seconds)]
             begins += seconds
-        return found
+        return instants
 
     def plan(self, model: str) -> Plan:
         """Make the requests: the same for every policy."""

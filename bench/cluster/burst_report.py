@@ -46,14 +46,14 @@ class BurstRun:
                 at = int(outcome.planned.arrival_at)
                 by_second.setdefault(at, []).append(outcome.times.ttft)
         ttft = [(at + 0.5, median(values)) for at, values in sorted(by_second.items())]
-        return Series(ttft, [(at, sum(found.values())) for at, found in self.workers])
+        return Series(ttft, [(at, sum(counts.values())) for at, counts in self.workers])
 
     def figures(self, load: BurstLoad, ttft_slo: float) -> Figures:
         """Return the table's figures, by the words that head them."""
         all_ttfts = _ttfts(self.outcomes, 0.0, load.seconds)
         in_burst = _ttfts(self.outcomes, load.before, load.burst_ends_at + _SETTLED)
         gaps = sorted(gap for outcome in self.outcomes for gap in outcome.gaps)
-        sizes = [sum(found.values()) for _, found in self.workers]
+        sizes = [sum(counts.values()) for _, counts in self.workers]
         return {
             "TTFT P50, s": percentile(all_ttfts, 0.5) if all_ttfts else 0.0,
             "TTFT P99, s": percentile(all_ttfts, 0.99) if all_ttfts else 0.0,
@@ -77,8 +77,8 @@ class BurstRun:
     def _first_ready(self, load: BurstLoad) -> float:
         """Return seconds from the burst's begin until more workers serve; 0 where none came."""
         serving = [
-            (at, sum(n for state, n in found.items() if state not in ("starting", "draining")))
-            for at, found in self.workers
+            (at, sum(n for state, n in counts.items() if state not in ("starting", "draining")))
+            for at, counts in self.workers
         ]
         num_before = max((number for at, number in serving if at <= load.before), default=0)
         later = [at for at, number in serving if at > load.before and number > num_before]

@@ -41,14 +41,14 @@ class _Watched:
         """Count the workers: by role those that serve, and those that start or drain."""
         scaler = self.cluster.scaler
         draining = [] if scaler is None else scaler.draining
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for process in self.cluster.supervisor.processes:
             if process.spec.service != "worker" or process.spec.membership:
                 continue
             is_ready = bool(process.address) and process not in draining
             state = "draining" if process in draining else "starting"
-            found[process.spec.role if is_ready else state] += 1
-        return dict(found)
+            counts[process.spec.role if is_ready else state] += 1
+        return dict(counts)
 
 
 async def compare(args: Namespace, names: Sequence[str], profile: Profile) -> int:
@@ -137,15 +137,15 @@ async def _decisions(cluster: LocalCluster) -> list[tuple[float, str]]:
         return []
     finally:
         await store.close()
-    found: list[tuple[float, str]] = []
+    changes: list[tuple[float, str]] = []
     before: tuple[int, ...] = ()
     for each in decisions:
         said = each.targets
         wanted = (said.num_prefill, said.num_decode, said.num_convertible)
         if wanted != before:
-            found.append((each.decided_at, said.reason))
+            changes.append((each.decided_at, said.reason))
         before = wanted
-    return found
+    return changes
 
 
 def _options(args: Namespace, name: str, params: Mapping[str, object]) -> ClusterOptions:

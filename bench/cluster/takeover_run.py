@@ -54,19 +54,21 @@ class _Cluster:
 
 async def measure(model: str, num_kills: int, num_streams: int, num_tokens: int) -> Takeovers:
     """Kill the leader so often, the answers of so many streams compared all the time."""
-    found = Takeovers()
+    takeovers = Takeovers()
     async with _running(model, num_tokens) as cluster:
         expected = await _answer(cluster)
-        load = [asyncio.create_task(_load(cluster, expected, found)) for _ in range(num_streams)]
+        load = [
+            asyncio.create_task(_load(cluster, expected, takeovers)) for _ in range(num_streams)
+        ]
         for _ in range(num_kills):
             await cluster.supervisor.serving()  # the killed one stands by again
             await asyncio.sleep(1.0)
-            found.kills.append(await _kill(cluster))
-        found.num_resubmitted = await num_resubmitted(cluster.url)
+            takeovers.kills.append(await _kill(cluster))
+        takeovers.num_resubmitted = await num_resubmitted(cluster.url)
         for task in load:
             task.cancel()
         await asyncio.gather(*load, return_exceptions=True)
-    return found
+    return takeovers
 
 
 @asynccontextmanager
@@ -96,15 +98,15 @@ async def _running(model: str, num_tokens: int) -> AsyncIterator[_Cluster]:
 # --- load -----------------------------------------------------------------------------
 
 
-async def _load(cluster: _Cluster, expected: str, found: Takeovers) -> None:
+async def _load(cluster: _Cluster, expected: str, takeovers: Takeovers) -> None:
     """Ask for one stream after the other until it is cancelled."""
     while True:
         try:
             is_whole = await _answer(cluster) == expected
         except RequestFailedError:
             is_whole = False
-        found.num_whole += is_whole
-        found.num_wrong += not is_whole
+        takeovers.num_whole += is_whole
+        takeovers.num_wrong += not is_whole
 
 
 async def _answer(cluster: _Cluster, first: asyncio.Event | None = None) -> str:

@@ -119,8 +119,8 @@ class Pair:
     @property
     def alone(self) -> Alone:
         """Return the time of a request that runs alone: the least of the clusters."""
-        found = [each.alone for each in self.capacities.values()]
-        return Alone(min(each.ttft for each in found), min(each.tpot for each in found))
+        times = [each.alone for each in self.capacities.values()]
+        return Alone(min(each.ttft for each in times), min(each.tpot for each in times))
 
     @property
     def saturation(self) -> float:

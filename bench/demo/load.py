@@ -139,8 +139,8 @@ def timed(plan: Plan, instants: Sequence[float]) -> Plan:
 
 def unread(plan: Plan) -> Plan:
     """Return the plan without pacing: what a cluster carries does not depend on its readers."""
-    found = [replace(one, body=_unpaced(one.body), is_read=False) for one in plan.requests]
-    return replace(plan, requests=found)
+    requests = [replace(one, body=_unpaced(one.body), is_read=False) for one in plan.requests]
+    return replace(plan, requests=requests)
 
 
 def mix(model: str, num_requests: int, rng: random.Random, max_tokens: int = 0) -> Plan:
@@ -150,13 +150,15 @@ def mix(model: str, num_requests: int, rng: random.Random, max_tokens: int = 0) 
     """
     num_reasoning = max(1, round(REASONING_SHARE * num_requests))
     num_unread = max(1, round(UNREAD_SHARE * num_requests))
-    found = _reasoning(model, num_reasoning, rng, max_tokens)
+    requests = _reasoning(model, num_reasoning, rng, max_tokens)
     for number in range(num_requests - num_reasoning):
         one = completion(model, rng, rng.choice(_PROMPT_TOKENS), rng.choice(_ANSWER_TOKENS))
         is_read = number >= num_unread
-        found.append(one if is_read else replace(one, body=_unpaced(one.body), is_read=False))
-    rng.shuffle(found)
-    return Plan(PATHS["chat"], [replace(one, index=place) for place, one in enumerate(found)], ())
+        requests.append(one if is_read else replace(one, body=_unpaced(one.body), is_read=False))
+    rng.shuffle(requests)
+    return Plan(
+        PATHS["chat"], [replace(one, index=place) for place, one in enumerate(requests)], ()
+    )
 
 
 def completion(model: str, rng: random.Random, num_prompt: int, num_output: int) -> Planned:

@@ -41,7 +41,7 @@ def paired(
     seconds = samples(
         [replace(other, num_reasoning_tokens=one.num_reasoning_tokens) for one, other in both]
     )
-    found = {}
+    columns_of = {}
     for name, values in firsts.items():
         pairs = [
             (one, other)
@@ -50,8 +50,8 @@ def paired(
         ]
         if pairs:
             columns = np.array(pairs, dtype=np.float64).T
-            found[name] = (columns[0], columns[1])
-    return found
+            columns_of[name] = (columns[0], columns[1])
+    return columns_of
 
 
 def standard_error(pairs: Sequence[Values], share: float | None) -> float:

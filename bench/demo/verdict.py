@@ -47,13 +47,13 @@ class Figure(NamedTuple):
 
 def _tails() -> list[Figure]:
     """Return P90 beside P99 of every class: a pair has too few requests for a sure P99."""
-    found = []
+    figures = []
     for name, title in TITLES.items():
         sample = name.removesuffix("_p99")
         for share in (90, 99):
             said = title.replace("P99", f"P{share}")
-            found.append(Figure(f"{sample}_p{share}", said, 0.1, False, sample, share / 100))
-    return found
+            figures.append(Figure(f"{sample}_p{share}", said, 0.1, False, sample, share / 100))
+    return figures
 
 
 FIGURES = (
@@ -154,7 +154,7 @@ def compared(
             continue
         firsts, seconds = zip(*pairs, strict=True)
         interval = None
-        values = [found for each in samples if (found := each.get(figure.sample)) is not None]
+        values = [sample for each in samples if (sample := each.get(figure.sample)) is not None]
         if len(values) >= LEAST_PAIRS:
             interval = student(len(values)) * standard_error(values, figure.share)
         elif values:

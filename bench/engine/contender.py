@@ -151,8 +151,8 @@ def vllm(args: argparse.Namespace) -> tuple[str, Generate]:
             temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False
         )
         asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        found = engine.generate(asked, greedy, use_tqdm=False)
-        return [list(each.outputs[0].token_ids) for each in found]
+        outputs = engine.generate(asked, greedy, use_tqdm=False)
+        return [list(each.outputs[0].token_ids) for each in outputs]
 
     return f"vllm {module.__version__}", run
 

@@ -43,16 +43,16 @@ class ContinuousBatching:
             max_new_tokens=num_tokens,
             record_timestamps=record_timestamps,
         )
-        found: dict[str, Any] = {}
-        while len(found) < len(names):
+        generated: dict[str, Any] = {}
+        while len(generated) < len(names):
             if time.monotonic() > deadline:
                 raise TimeoutError("no time left")
             result = self._manager.get_result(timeout=1.0)
             if result is not None and result.error:
                 raise RuntimeError(result.error)
             if result is not None:
-                found[result.request_id] = result
-        return [found[name] for name in names]
+                generated[result.request_id] = result
+        return [generated[name] for name in names]
 
     def close(self) -> None:
         """Stop the manager's thread, whatever it is doing."""

@@ -142,9 +142,9 @@ def _measure(
         ]
         turn = number % len(engines)
         for engine in (*engines[turn:], *engines[:turn]):  # so that each is first in turn
-            found = engine.run(prompts, plan.num_output)
+            timed_round = engine.run(prompts, plan.num_output)
             if number:  # round 0 warms up
-                rounds[engine.name].append(found)
+                rounds[engine.name].append(timed_round)
         say(f"{size} requests: round {number} of {plan.num_rounds}")
     ours = rounds[plan.ours]
     for engine in engines:

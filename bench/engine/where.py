@@ -74,11 +74,11 @@ class PassSplit:
 def where(model: str, dtype: str, num_threads: int, batches: Sequence[int]) -> list[PassSplit]:
     """Measure decode passes over contexts of 128 tokens with both decoders."""
     torch.set_num_threads(num_threads)
-    found: list[PassSplit] = []
+    splits: list[PassSplit] = []
     for name, make in (("modules", _plain), ("headway", _packed)):
         backend = make(model, dtype, max(batches))
-        found += [_measure(name, backend, batch) for batch in batches]
-    return found
+        splits += [_measure(name, backend, batch) for batch in batches]
+    return splits
 
 
 def _network(model: str, dtype: str) -> Any:
@@ -110,12 +110,12 @@ def _measure(name: str, backend: TorchBackend, batch: int) -> PassSplit:
         step()
         times.append(time.perf_counter() - started_at)
     total = 1e3 * min(times)
-    found = []
+    splits = []
     for _ in range(NUM_PROFILED):
         with _compiled_named(), profile(activities=[ProfilerActivity.CPU]) as record:
             step()
-        found.append(_split(name, batch, record.key_averages(), total))
-    return min(found, key=lambda each: each.small + sum(each.kinds.values()))
+        splits.append(_split(name, batch, record.key_averages(), total))
+    return min(splits, key=lambda each: each.small + sum(each.kinds.values()))
 
 
 @contextmanager

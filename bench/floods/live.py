@@ -69,11 +69,11 @@ class LiveFlood:
             rows = []
             for prompt in (0, *self.prompts):
                 say(f"a flood of prompts of {prompt} tokens" if prompt else "no flood")
-                found = []
+                runs = []
                 for seed in self.seeds:
                     flood = replace(self.flood, seed=seed)
-                    found.append(await asker.first_tokens(flood, capacity, prompt))
-                rows.append(flood_row(prompt, found))
+                    runs.append(await asker.first_tokens(flood, capacity, prompt))
+                rows.append(flood_row(prompt, runs))
         return with_ratios(rows)
 
 

@@ -68,13 +68,13 @@ class Flood:
         return sorted((each for side in sides for each in side), key=lambda each: each.arrival_at)
 
     def _side(self, side: str, tokens_per_s: float, prompt: int) -> list[FloodRequest]:
-        rng, at, found = random.Random(f"{self.seed}/{side}"), 0.0, list[FloodRequest]()
+        rng, at, requests = random.Random(f"{self.seed}/{side}"), 0.0, list[FloodRequest]()
         for number, gap in enumerate(gaps("poisson", tokens_per_s / prompt, rng)):
             at += gap
             if at > self.seconds:
                 break
-            found.append(FloodRequest(side, number, at, prompt))
-        return found
+            requests.append(FloodRequest(side, number, at, prompt))
+        return requests
 
 
 class FloodRequest(NamedTuple):
@@ -105,12 +105,12 @@ def require_all(num_answered: int, num_asked: int) -> None:
         raise HeadwayError(Code.UNAVAILABLE, say)
 
 
-def flood_row(flood_prompt: int, found: Sequence[FirstTokens]) -> dict[str, float]:
+def flood_row(flood_prompt: int, runs: Sequence[FirstTokens]) -> dict[str, float]:
     """Return the figures of one kind of flood; several runs count together.
 
     HeadwayError where none of the others asked.
     """
-    ttfts = sorted(ttft for each in found for ttft in each.ttfts)
+    ttfts = sorted(ttft for each in runs for ttft in each.ttfts)
     if not ttfts:
         say = "none of the others asked in all runs: give more --load, --seconds or --seeds"
         raise HeadwayError(Code.INVALID_ARGUMENT, say)
@@ -119,7 +119,7 @@ def flood_row(flood_prompt: int, found: Sequence[FirstTokens]) -> dict[str, floa
         "num_requests": len(ttfts),
         "p50_ttft": percentile(ttfts, 0.5),
         "p99_ttft": percentile(ttfts, 0.99),
-        "flooder_tokens_per_s": sum(each.flooder_tokens_per_s for each in found) / len(found),
+        "flooder_tokens_per_s": sum(each.flooder_tokens_per_s for each in runs) / len(runs),
     }
 
 

@@ -77,8 +77,8 @@ def first_tokens(cluster: FloodedCluster, flood: Flood, flood_prompt: int = 0) -
         kernel.run(kernel.now + 1.0)
         if sum(not _floods(record) for record in records) == others:
             break
-    found = [r.ttft for r in records if not _floods(r) and r.finished and r.ttft is not None]
-    require_all(len(found), others)
+    ttfts = [r.ttft for r in records if not _floods(r) and r.finished and r.ttft is not None]
+    require_all(len(ttfts), others)
     computed = sum(
         record.num_prompt_tokens
         for record in records
@@ -86,7 +86,7 @@ def first_tokens(cluster: FloodedCluster, flood: Flood, flood_prompt: int = 0) -
         and record.first_token_at is not None
         and record.first_token_at <= flood.seconds
     )
-    return FirstTokens(found, computed / flood.seconds)
+    return FirstTokens(ttfts, computed / flood.seconds)
 
 
 def _floods(record: Record) -> bool:

@@ -84,8 +84,8 @@ async def cluster_seconds(client: Client, model: str, prompt: str) -> float:
 async def first_answer(client: Client) -> str:
     """Return why no first token comes back; "" where one does."""
     try:
-        found = json.loads((await client.get("/v1/models")).body)
-        await cluster_seconds(client, found["data"][0]["id"], "Add 1, 2.")
+        models = json.loads((await client.get("/v1/models")).body)
+        await cluster_seconds(client, models["data"][0]["id"], "Add 1, 2.")
     except (RequestFailedError, ValueError, LookupError) as error:
         return str(error)
     return ""

@@ -62,9 +62,9 @@ class GatewayProcesses:
         port = free_port()
         flags = ("--port", str(port), *self._delay)
         process = self._start("mock-backend", "bench.gateway.mock_backend", *flags)
-        found = Contender("none", _loopback(port), MOCK_MODEL)
-        await self._until_it_answers(found, process)
-        return found
+        contender = Contender("none", _loopback(port), MOCK_MODEL)
+        await self._until_it_answers(contender, process)
+        return contender
 
     async def headway(self, model: str, name: str = "headway") -> Contender:
         """Our gateway (``OURS``) with a store and an emulated scheduler and worker of its own."""
@@ -74,9 +74,9 @@ class GatewayProcesses:
         self._start(f"{name}-worker", "bench.gateway.emulated_worker", *common, *self._delay)
         flags = (*common, "--model", model, "--model-name", MOCK_MODEL, "--http-port", str(port))
         process = self._start(name, "services.gateway", *flags, *OURS[name])
-        found = Contender(name, _loopback(port), MOCK_MODEL, process)
-        await self._until_it_answers(found, process)
-        return found
+        contender = Contender(name, _loopback(port), MOCK_MODEL, process)
+        await self._until_it_answers(contender, process)
+        return contender
 
     async def peer(self, peer: PeerGateway, backend: Contender, peers_dir: Path) -> Contender:
         """Another's gateway before the mock backend."""
@@ -85,9 +85,9 @@ class GatewayProcesses:
         arguments = peer.arguments(url, port, free_port(), self._folder, MOCK_MODEL)
         command = [str(peer.program(peers_dir)), *arguments]
         process = self._stack.enter_context(Process(peer.name, command, self._folder, peer.env))
-        found = Contender(peer.name, _loopback(port), MOCK_MODEL, process)
-        await self._until_it_answers(found, process)
-        return found
+        contender = Contender(peer.name, _loopback(port), MOCK_MODEL, process)
+        await self._until_it_answers(contender, process)
+        return contender
 
     def _start(self, name: str, module: str, *flags: str) -> Process:
         process = Process(name, module_command(module, *flags), self._folder)

@@ -134,9 +134,9 @@ class TokenLink:
                 if prompt in self._prompts:
                     cached[len(stream_ids)] = len(prompt) - 1
                 self._prompts[prompt] = None
-            found = running.logprobs(token_id)
-            if found is not None:
-                logprobs[len(stream_ids)] = found
+            entry = running.logprobs(token_id)
+            if entry is not None:
+                logprobs[len(stream_ids)] = entry
             stream_ids.append(stream_id)
             indices.append(index)
             token_ids.append(token_id)
@@ -270,13 +270,13 @@ class _Scheduler(scheduler_pb2_grpc.SchedulerServicer):
         messages = aiter(request_iterator)
         hello = wire.FROM_GATEWAY.unpack(await anext(messages), now=time.time())
         assert isinstance(hello, GatewayHello)
-        told: asyncio.Queue[ToGateway | None] = asyncio.Queue()
-        self._emulated.gateways[hello.gateway_id] = told
+        queue: asyncio.Queue[ToGateway | None] = asyncio.Queue()
+        self._emulated.gateways[hello.gateway_id] = queue
         reader = asyncio.create_task(self._read(messages, hello.gateway_id))
         try:
-            while (message := await told.get()) is not None:
+            while (message := await queue.get()) is not None:
                 gathered = [message]
-                while not told.empty() and (message := told.get_nowait()) is not None:
+                while not queue.empty() and (message := queue.get_nowait()) is not None:
                     gathered.append(message)
                 yield wire.TO_GATEWAY.pack_all(gathered)
                 if message is None:

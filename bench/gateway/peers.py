@@ -88,7 +88,7 @@ def find_peers(
     names: str, peers_dir: Path, *, installs: bool, say: Callable[[str], None]
 ) -> tuple[list[PeerGateway], dict[str, str]]:
     """Return those that are installed, and why each of the others is left out."""
-    found: list[PeerGateway] = []
+    installed: list[PeerGateway] = []
     missing: dict[str, str] = {}
     for name in filter(None, (name.strip() for name in names.split(","))):
         if name not in PEERS:
@@ -98,7 +98,7 @@ def find_peers(
             say(f"installing {peer.requirement} into {peers_dir / name}")
             why = install(peers_dir / name, peer.requirement) or "it brings no command of its name"
         if peer.program(peers_dir).exists():
-            found.append(peer)
+            installed.append(peer)
         else:
             missing[name] = why
-    return found, missing
+    return installed, missing

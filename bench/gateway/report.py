@@ -44,12 +44,12 @@ def middle(rounds: Sequence[Figures]) -> Figures:
 
 def print_comparison(
     console: Console,
-    found: Mapping[str, Figures],
+    medians: Mapping[str, Figures],
     missing: Mapping[str, str],
     setting: Mapping[str, object],
 ) -> None:
     """Medians over the rounds, then the peers' as multiples of ours."""
-    rows = {name: _shown(figures, found["none"]) for name, figures in found.items()}
+    rows = {name: _shown(figures, medians["none"]) for name, figures in medians.items()}
     console.print(_table("gateway", rows, ""))
     ours = rows["headway"]
     peers = {
@@ -105,14 +105,14 @@ def _cell(value: float | None, unit: str) -> str:
 def write_comparison(
     path: Path,
     setting: Mapping[str, object],
-    found: Mapping[str, Figures],
+    medians: Mapping[str, Figures],
     rounds: Mapping[str, Sequence[Figures]],
     missing: Mapping[str, str],
 ) -> None:
     """Write figures, in seconds throughout."""
     content = {
         "config": dict(setting),
-        "medians": {name: asdict(figures) for name, figures in found.items()},
+        "medians": {name: asdict(figures) for name, figures in medians.items()},
         "rounds": {name: [asdict(each) for each in figures] for name, figures in rounds.items()},
         "left_out": dict(missing),
     }

@@ -45,10 +45,10 @@ async def compare(args: Namespace) -> int:
             rounds[contender.name] = []
             await _requests(contender, args.streams, 1, False, _SETTLE)
         await _all_rounds(args, console, contenders, rounds, missing)
-    found = {name: middle(each) for name, each in rounds.items() if each}
-    print_comparison(console, found, missing, _setting(args))
+    medians = {name: middle(each) for name, each in rounds.items() if each}
+    print_comparison(console, medians, missing, _setting(args))
     if args.json is not None:
-        write_comparison(args.json, _setting(args), found, rounds, missing)
+        write_comparison(args.json, _setting(args), medians, rounds, missing)
         console.print(f"written: {args.json}", markup=False)
     return 0
 

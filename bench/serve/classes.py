@@ -32,7 +32,7 @@ class Alone(NamedTuple):
 def by_class(outcomes: Sequence[ReplayedRequest], alone: Alone | None = None) -> dict[str, float]:
     """Return the figures of every class; without ``alone``, that of these requests."""
     alone = alone or Alone.of(outcomes)
-    return figures(found for each in outcomes if (found := as_served(each, alone)) is not None)
+    return figures(served for each in outcomes if (served := as_served(each, alone)) is not None)
 
 
 def as_served(outcome: ReplayedRequest, alone: Alone) -> ServedRequest | None:

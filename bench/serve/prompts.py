@@ -58,14 +58,14 @@ def _mini_pool() -> tuple[tuple[int, Ask], ...]:
     """Problems by the tokens that a right output has: its tokenizer has one a byte."""
     from models.tasks import TASKS, held_out_examples
 
-    found = [
+    pool = [
         (len(each.reasoning) + len(each.answer) + MARKUP_TOKENS, each)
         for name in TASKS
         for each in held_out_examples(name, MINI_POOL, seed=0)
     ]
-    found.sort(key=lambda pair: (pair[0], pair[1].prompt))
+    pool.sort(key=lambda pair: (pair[0], pair[1].prompt))
     return tuple(
-        (num_tokens, Ask(_user(each.prompt), each.task, each.answer)) for num_tokens, each in found
+        (num_tokens, Ask(_user(each.prompt), each.task, each.answer)) for num_tokens, each in pool
     )
 
 
@@ -101,8 +101,8 @@ def _json_ask(line: str, where: str, chat: bool) -> Ask:
         return Ask(messages)
     if isinstance(prompt, str) and prompt:
         return Ask(_user(prompt) if chat else prompt)
-    shown = line.strip()[:80]
-    message = f"{where}: {shown!r} has no prompt; give an object with prompt or messages"
+    beginning = line.strip()[:80]
+    message = f"{where}: {beginning!r} has no prompt; give an object with prompt or messages"
     raise HeadwayError(Code.INVALID_ARGUMENT, message)
 
 

@@ -62,13 +62,13 @@ def _as_dict(spread: Spread | None) -> dict[str, float] | None:
 
 def _accuracy(outcomes: Iterable[ReplayedRequest]) -> dict[str, dict[str, int]]:
     """Right answers and answers by task, of those with a known answer."""
-    found: dict[str, dict[str, int]] = {}
+    by_task: dict[str, dict[str, int]] = {}
     for outcome in outcomes:
         if outcome.correct is not None:
-            of_task = found.setdefault(outcome.planned.task, {"num_right": 0, "num_answers": 0})
+            of_task = by_task.setdefault(outcome.planned.task, {"num_right": 0, "num_answers": 0})
             of_task["num_answers"] += 1
             of_task["num_right"] += outcome.correct
-    return dict(sorted(found.items()))
+    return dict(sorted(by_task.items()))
 
 
 def _tokens_per_event(outcomes: Iterable[ReplayedRequest]) -> float:

@@ -30,7 +30,7 @@ class EventSplitter:
         *events, self._rest = data.split(b"\n\n")
         if len(self._rest) > MOST_EVENT_BYTES:
             raise BadStreamError(f"an event of over {MOST_EVENT_BYTES} bytes")
-        return [found for event in events if (found := _event_data(event))]
+        return [payload for event in events if (payload := _event_data(event))]
 
 
 def _event_data(event: bytes) -> bytes:

@@ -78,12 +78,12 @@ class VllmRuns:
 
     def of(self, regime: str) -> Runs:
         """Return a regime's figures by contender; seeds that some have not run are left out."""
-        found: dict[str, dict[int, Any]] = {}
+        by_contender: dict[str, dict[int, Any]] = {}
         for run in self.runs:
             if run["regime"] == regime:
-                found.setdefault(run["contender"], {})[run["seed"]] = run["figures"]
-        seeds = set.intersection(*map(set, found.values())) if found else set()
-        return {name: [each[seed] for seed in sorted(seeds)] for name, each in found.items()}
+                by_contender.setdefault(run["contender"], {})[run["seed"]] = run["figures"]
+        seeds = set.intersection(*map(set, by_contender.values())) if by_contender else set()
+        return {name: [each[seed] for seed in sorted(seeds)] for name, each in by_contender.items()}
 
 
 async def compare(
@@ -94,22 +94,22 @@ async def compare(
     Return 1 where a request failed.
     """
     console = make_console(_WIDTH)
-    found = VllmRuns(time.strftime("%Y-%m-%d %H:%M:%S"), os.getloadavg()[0])
-    console.print(f"the machine's load is {found.machine_load:.1f} on {num_cores()} cores")
+    runs = VllmRuns(time.strftime("%Y-%m-%d %H:%M:%S"), os.getloadavg()[0])
+    console.print(f"the machine's load is {runs.machine_load:.1f} on {num_cores()} cores")
     num_failed, targets = 0, dict[str, VllmTarget]()
     try:
         async with AsyncExitStack() as stack:
             for name in names:
                 targets[name] = await _started(stack, setting, name, console)
-                await _prepare(setting, targets[name].url, load, found, console)
+                await _prepare(setting, targets[name].url, load, runs, console)
             for place, seed in enumerate(load.seeds):
-                for offer in found.offers.values():
+                for offer in runs.offers.values():
                     for name in order_of(names, place):
                         run = setting, name, targets[name], offer, seed, load.max_tokens
-                        num_failed += await _run(*run, found, console)
-                        write_json(json, found.packed())
+                        num_failed += await _run(*run, runs, console)
+                        write_json(json, runs.packed())
     finally:  # what is known stays known if a later run is stopped
-        _print(console, found)
+        _print(console, runs)
     return 1 if num_failed else 0
 
 
@@ -135,21 +135,21 @@ async def _run(
     offer: Offer,
     seed: int,
     max_tokens: int,
-    found: VllmRuns,
+    runs: VllmRuns,
     console: Console,
 ) -> int:
     """Offer a seed's requests to one contender; return how many of them failed."""
-    assert found.capacity is not None, "the first contender was warmed up"
+    assert runs.capacity is not None, "the first contender was warmed up"
     plan = offer.plan(Path(setting.model).name, seed, max_tokens)
     plan = as_chats(plan, tells_priority=CONTENDERS[name].tells_priority)
     if offer.regime.name == AGENTS:
         plan = as_agents(plan, seed)
     before = _cpu(target)
     requests = await replayed(target.url, plan, within=offer.seconds + PATIENCE)
-    figures = figures_of(requests, found.capacity.alone, _cpu(target) - before)
+    figures = figures_of(requests, runs.capacity.alone, _cpu(target) - before)
     regime = offer.regime.name
     row = {"regime": regime, "seed": seed, "contender": name, "load": os.getloadavg()[0]}
-    found.runs.append({**row, "figures": figures})
+    runs.runs.append({**row, "figures": figures})
     return print_failures(console, f"{name}, {regime}, seed {seed}", requests)
 
 
@@ -158,26 +158,26 @@ def _cpu(target: VllmTarget) -> float:
 
 
 async def _prepare(
-    setting: Comparison, url: str, load: ComparedLoad, found: VllmRuns, console: Console
+    setting: Comparison, url: str, load: ComparedLoad, runs: VllmRuns, console: Console
 ) -> None:
     """Warm a contender up; the first one's capacity sets the load of all."""
     model, places = Path(setting.model).name, setting.limits.max_running
-    if found.capacity is None:
+    if runs.capacity is None:
         numbers = (places, load.num_warm_up, load.seeds[0], load.max_tokens)
-        found.capacity = await warm_up.warm_up(url, model, *numbers)
-        console.print(f"  {found.capacity}")
+        runs.capacity = await warm_up.warm_up(url, model, *numbers)
+        console.print(f"  {runs.capacity}")
         for regime in load.regimes:
-            offer = Offer.of(regime, found.capacity.requests_per_s, load.bounds)
-            found.offers[regime.name] = offer
+            offer = Offer.of(regime, runs.capacity.requests_per_s, load.bounds)
+            runs.offers[regime.name] = offer
             console.print(f"  {regime.name}: {offer}")
         return
     plan = unread(mix(model, 4 * places, random.Random("warm"), load.max_tokens))
     await looped(url, as_chats(plan), 2 * places, _WARM_SECONDS, _WARM_PATIENCE)
 
 
-def _print(console: Console, found: VllmRuns) -> None:
-    for regime, offer in found.offers.items():
-        runs = found.of(regime)
+def _print(console: Console, all_runs: VllmRuns) -> None:
+    for regime, offer in all_runs.offers.items():
+        runs = all_runs.of(regime)
         if not any(runs.values()):
             continue
         num_seeds = len(next(iter(runs.values())))

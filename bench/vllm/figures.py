@@ -59,26 +59,26 @@ def figures_of(
     the contender's processes meanwhile. A request is read in time as
     :attr:`ServedRequest.is_read_in_time` says; one that failed is not.
     """
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for name, belongs in _CLASSES.items():
         own = [each for each in requests if belongs(each.planned)]
         times = [each.times for each in own if each.times is not None]
         for time in _TIMES:
             values = sorted(value for each in times if (value := each.metric(time)) is not None)
             for share in _SHARES if values else ():
-                found[f"{name}_{time}_p{share:.0%}"[:-1]] = percentile(values, share)
+                figures[f"{name}_{time}_p{share:.0%}"[:-1]] = percentile(values, share)
         if own and name != "unread":
             served = (as_served(each, alone) for each in own)
             in_time = (each is not None and each.is_read_in_time for each in served)
-            found[f"{name}_in_time"] = statistics.fmean(in_time)
+            figures[f"{name}_in_time"] = statistics.fmean(in_time)
     seconds = max((each.ended_at for each in requests), default=0.0)
     num_tokens = sum(each.times.num_output_tokens for each in requests if each.times is not None)
-    found["tokens_per_s"] = num_tokens / seconds if seconds else 0.0
-    found["cpu"] = cpu_seconds / seconds if seconds else 0.0
-    found["num_right"] = sum(each.correct is True for each in requests)
-    found["num_failed"] = sum(bool(each.error_kind) for each in requests)
-    found["seconds"] = seconds
-    return {name: found[name] for name in ROWS if name in found}
+    figures["tokens_per_s"] = num_tokens / seconds if seconds else 0.0
+    figures["cpu"] = cpu_seconds / seconds if seconds else 0.0
+    figures["num_right"] = sum(each.correct is True for each in requests)
+    figures["num_failed"] = sum(bool(each.error_kind) for each in requests)
+    figures["seconds"] = seconds
+    return {name: figures[name] for name in ROWS if name in figures}
 
 
 Runs = Mapping[str, Sequence[Mapping[str, float]]]
@@ -99,9 +99,9 @@ def ratios_of(runs: Runs) -> Runs:
     return {
         name: [
             {each: run[each] / base[each] for each in run if base.get(each)}
-            for run, base in zip(found, first, strict=True)
+            for run, base in zip(own, first, strict=True)
         ]
-        for name, found in runs.items()
+        for name, own in runs.items()
     }
 
 

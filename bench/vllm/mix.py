@@ -55,14 +55,14 @@ class VllmMix:
 
     def draw(self, count: int, long_share: float, rng: random.Random) -> Sequence[MixArrival]:
         """Draw so many requests, all at the beginning; ``long_share`` of them reason."""
-        found = []
+        arrivals = []
         for _ in range(count):
             kind = "long" if rng.random() < long_share else "chat"
             each = {name: draw(rng) for name, draw in self.lengths[kind].items()}
             is_read = rng.random() >= self.unread
             lengths = (each["prompt"], max(2, each["reasoning"]) if kind == "long" else 0)
-            found.append(MixArrival(0.0, *lengths, max(1, each["answer"]), is_read))
-        return found
+            arrivals.append(MixArrival(0.0, *lengths, max(1, each["answer"]), is_read))
+        return arrivals
 
 
 def read_mix(file: Path | None = None, unread: float = 0.0) -> VllmMix:
@@ -87,11 +87,11 @@ def read_mix(file: Path | None = None, unread: float = 0.0) -> VllmMix:
 
 def spaced(load: Sequence[MixArrival], rate: float, rng: random.Random) -> Sequence[MixArrival]:
     """Return the requests as a Poisson process of ``rate`` requests/s."""
-    at, found = 0.0, []
+    at, arrivals = 0.0, []
     for each in load:
         at += rng.expovariate(rate)
-        found.append(each._replace(at=at))
-    return found
+        arrivals.append(each._replace(at=at))
+    return arrivals
 
 
 def _text(file: Path) -> str:

@@ -99,13 +99,13 @@ def figures_of(load: Sequence[MixArrival], run: Any) -> dict[str, float]:
     pairs = list(zip(load, run.served, strict=True))
     chats = [each for one, each in pairs if not one.reasoning]
     longs = [each for one, each in pairs if one.reasoning]
-    found = {
+    figures = {
         "tokens_per_s": sum(each.num_output for each in load) / run.seconds,
         "num_preemptions": float(sum(each.num_preemptions for _, each in pairs)),
     }
     if chats:
         ttfts = sorted(each.ttft for each in chats)
-        found |= {
+        figures |= {
             "chat_ttft_p50": percentile(ttfts, 0.5),
             "chat_ttft_p99": percentile(ttfts, 0.99),
             "chat_in_time": statistics.fmean(ttft <= _IN_TIME for ttft in ttfts),
@@ -113,12 +113,12 @@ def figures_of(load: Sequence[MixArrival], run: Any) -> dict[str, float]:
         }
     if longs:
         times = sorted(each.e2e for each in longs)
-        found |= {
+        figures |= {
             "long_ttfat_p99": percentile(sorted(each.ttfat for each in longs), 0.99),
             "long_e2e_p50": percentile(times, 0.5),
             "long_e2e_p99": percentile(times, 0.99),
         }
-    return found
+    return figures
 
 
 Cell = tuple[float, float]

@@ -39,10 +39,10 @@ def refused(status: int, param: str | None, make: Any) -> None:
 
 
 def chat(at: At) -> None:
-    found = ask(at)
-    assert found.choices[0].message.content == TOTAL
-    assert found.choices[0].finish_reason == "stop"
-    assert found.usage.total_tokens == found.usage.prompt_tokens + found.usage.completion_tokens
+    reply = ask(at)
+    assert reply.choices[0].message.content == TOTAL
+    assert reply.choices[0].finish_reason == "stop"
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
 
 
 def reasoning_apart(at: At) -> None:
@@ -107,9 +107,9 @@ def eight_at_once(at: At) -> None:
 
 def raw_response(at: At) -> None:
     made = client(at).chat.completions.with_raw_response
-    found = made.create(model=at.model, messages=MESSAGES, extra_headers={"X-Request-Id": "raw-1"})
-    assert found.headers["x-request-id"] == "raw-1"
-    assert found.parse().choices[0].message.content
+    reply = made.create(model=at.model, messages=MESSAGES, extra_headers={"X-Request-Id": "raw-1"})
+    assert reply.headers["x-request-id"] == "raw-1"
+    assert reply.parse().choices[0].message.content
 
 
 def left_stream(at: At) -> None:
@@ -129,8 +129,8 @@ def seed(at: At) -> None:
 
 
 def stop_strings(at: At) -> None:
-    found = ask(at, stop="0", extra_body=NO_THINKING)
-    assert "0" not in found.choices[0].message.content
+    reply = ask(at, stop="0", extra_body=NO_THINKING)
+    assert "0" not in reply.choices[0].message.content
     assert ask(at, stop=["5", "none such"]).choices[0].message.content == ""
 
 
@@ -147,8 +147,8 @@ def top_log_probabilities(at: At) -> None:
 
 def streamed_log_probabilities(at: At) -> None:
     chunks = ask(at, logprobs=True, stream=True)
-    told = [each.choices[0].logprobs for each in chunks if each.choices[0].logprobs]
-    assert sum(len(each.content) for each in told) > 1
+    logprobs = [each.choices[0].logprobs for each in chunks if each.choices[0].logprobs]
+    assert sum(len(each.content) for each in logprobs) > 1
 
 
 def history(at: At) -> None:
@@ -172,13 +172,13 @@ def system_and_names(at: At) -> None:
 
 def parts_of_content(at: At) -> None:
     parts = [{"type": "text", "text": SUM}]
-    found = ask(at, messages=[{"role": "user", "content": parts}])
-    assert found.choices[0].message.content == TOTAL
+    reply = ask(at, messages=[{"role": "user", "content": parts}])
+    assert reply.choices[0].message.content == TOTAL
 
 
 def max_tokens(at: At) -> None:
-    found = ask(at, max_tokens=4)
-    assert (found.usage.completion_tokens, found.choices[0].finish_reason) == (4, "length")
+    reply = ask(at, max_tokens=4)
+    assert (reply.usage.completion_tokens, reply.choices[0].finish_reason) == (4, "length")
 
 
 def max_completion_tokens(at: At) -> None:
@@ -206,14 +206,14 @@ def reasoning_effort(at: At) -> None:
 
 
 def thinking_budget(at: At) -> None:
-    found = ask(at, extra_body={"thinking_token_budget": 8})
-    assert found.usage.completion_tokens_details.reasoning_tokens <= 10
+    reply = ask(at, extra_body={"thinking_token_budget": 8})
+    assert reply.usage.completion_tokens_details.reasoning_tokens <= 10
 
 
 def prompt_logprobs(at: At) -> None:
-    found = ask(at, max_tokens=1, extra_body={"prompt_logprobs": 1})
-    assert len(found.prompt_logprobs) == found.usage.prompt_tokens
-    assert found.prompt_logprobs[0] is None
+    reply = ask(at, max_tokens=1, extra_body={"prompt_logprobs": 1})
+    assert len(reply.prompt_logprobs) == reply.usage.prompt_tokens
+    assert reply.prompt_logprobs[0] is None
 
 
 CHAT = cases(

@@ -19,8 +19,8 @@ def complete(at: At, **more: Any) -> Any:
 
 
 def completion(at: At) -> None:
-    found = complete(at)
-    assert (found.object, found.usage.completion_tokens > 0) == ("text_completion", True)
+    reply = complete(at)
+    assert (reply.object, reply.usage.completion_tokens > 0) == ("text_completion", True)
 
 
 def completions_of_a_list(at: At) -> None:
@@ -43,8 +43,8 @@ def usage_of_a_streamed_completion(at: At) -> None:
 
 
 def completion_with_log_probabilities(at: At) -> None:
-    told = complete(at, logprobs=2).choices[0].logprobs
-    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs)
+    logprobs = complete(at, logprobs=2).choices[0].logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs)
 
 
 def completion_with_a_stop(at: At) -> None:
@@ -64,18 +64,18 @@ def streamed_echo(at: At) -> None:
 
 
 def echo_with_log_probabilities(at: At) -> None:
-    found = complete(at, echo=True, logprobs=1, max_tokens=1)
-    told = found.choices[0].logprobs
-    assert told.token_logprobs[0] is None
-    assert len(told.tokens) == found.usage.prompt_tokens + 1
-    assert "".join(told.tokens).startswith(PROMPT)
+    reply = complete(at, echo=True, logprobs=1, max_tokens=1)
+    logprobs = reply.choices[0].logprobs
+    assert logprobs.token_logprobs[0] is None
+    assert len(logprobs.tokens) == reply.usage.prompt_tokens + 1
+    assert "".join(logprobs.tokens).startswith(PROMPT)
 
 
 def echo_of_the_prompt_alone(at: At) -> None:
-    found = complete(at, echo=True, logprobs=1, max_tokens=0)
-    assert found.choices[0].text == PROMPT
-    assert found.usage.completion_tokens == 0
-    assert len(found.choices[0].logprobs.token_logprobs) == found.usage.prompt_tokens
+    reply = complete(at, echo=True, logprobs=1, max_tokens=0)
+    assert reply.choices[0].text == PROMPT
+    assert reply.usage.completion_tokens == 0
+    assert len(reply.choices[0].logprobs.token_logprobs) == reply.usage.prompt_tokens
 
 
 def best_of_two(at: At) -> None:
@@ -126,8 +126,8 @@ def a_prompt_over_the_context(at: At) -> None:
 
 
 def response(at: At) -> None:
-    found = client(at).responses.create(model=at.model, input="Add 17, 25, 8.", temperature=0)
-    assert found.output_text == TOTAL
+    reply = client(at).responses.create(model=at.model, input="Add 17, 25, 8.", temperature=0)
+    assert reply.output_text == TOTAL
 
 
 def streamed_response(at: At) -> None:

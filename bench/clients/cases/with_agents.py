@@ -84,7 +84,7 @@ def agent_of_three_steps(at: At) -> None:
             agent.model_settings.tool_choice = STEPS[after] if after < len(STEPS) else "none"
 
     settings = agents.ModelSettings(temperature=0, tool_choice=STEPS[0], max_tokens=400)
-    found = run(
+    agent_run = run(
         at,
         "chat_completions",
         tools=[find_city, look_up_weather, write_report],
@@ -92,9 +92,9 @@ def agent_of_three_steps(at: At) -> None:
         reset_tool_choice=False,
         hooks=InOrder(),
     )
-    calls = [each for each in found.new_items if each.type == "tool_call_item"]
+    calls = [each for each in agent_run.new_items if each.type == "tool_call_item"]
     assert [each.raw_item.name for each in calls] == [*STEPS]
-    assert found.new_items[-1].type == "message_output_item"
+    assert agent_run.new_items[-1].type == "message_output_item"
 
 
 CASES = cases(

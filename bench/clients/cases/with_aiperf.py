@@ -26,10 +26,10 @@ def _run(at: At, num_requests: int, *more: str) -> dict[str, Any]:
         ]
         run_to_end("aiperf", arguments, place)
         (report,) = place.glob("**/profile_export_aiperf.json")
-        found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-    assert found["request_count"]["avg"] == num_requests, found["request_count"]
-    assert not found.get("error_summary"), found["error_summary"]
-    return found
+        figures: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    assert figures["request_count"]["avg"] == num_requests, figures["request_count"]
+    assert not figures.get("error_summary"), figures["error_summary"]
+    return figures
 
 
 def _run_chats(at: At, *more: str) -> dict[str, Any]:

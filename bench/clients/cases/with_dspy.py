@@ -15,8 +15,8 @@ def lm(at: At, **more: Any) -> Any:
     return dspy.LM(f"openai/{at.model}", api_base=at.v1, api_key=KEY, **fields)
 
 
-def _text(found: Any) -> str:
-    return found["text"] if isinstance(found, dict) else str(found)
+def _text(choice: Any) -> str:
+    return choice["text"] if isinstance(choice, dict) else str(choice)
 
 
 def call(at: At) -> None:

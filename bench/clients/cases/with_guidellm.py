@@ -26,8 +26,8 @@ def _run(at: At, form: str) -> Figures:
             *("--output", "kind=json,path=report.json", "--disable-console-interactive"),
         ]
         run_to_end("guidellm", arguments, place)
-        (found,) = json.loads((place / "report.json").read_text(encoding="utf-8"))["benchmarks"]
-    metrics = found["metrics"]
+        (benchmark,) = json.loads((place / "report.json").read_text(encoding="utf-8"))["benchmarks"]
+    metrics = benchmark["metrics"]
     totals = metrics["request_totals"]
     assert (totals["successful"], totals["errored"]) == (NUM_REQUESTS, 0), totals
     names = ("output_token_count", "time_to_first_token_ms", "inter_token_latency_ms")

@@ -58,8 +58,8 @@ def batch(at: At) -> None:
 
 
 def usage(at: At) -> None:
-    told = chat(at).invoke(SUM).usage_metadata
-    assert told["output_token_details"]["reasoning"] > 0
+    usage_fields = chat(at).invoke(SUM).usage_metadata
+    assert usage_fields["output_token_details"]["reasoning"] > 0
 
 
 def structured_output_by_schema(at: At) -> None:

@@ -44,9 +44,9 @@ def streamed(at: At) -> None:
 
 
 def usage_and_reasoning(at: At) -> None:
-    found = ask(at)
-    assert found.usage.total_tokens > 0
-    assert found.choices[0].message.reasoning_content
+    reply = ask(at)
+    assert reply.usage.total_tokens > 0
+    assert reply.choices[0].message.reasoning_content
 
 
 def tools(at: At) -> None:

@@ -91,10 +91,10 @@ def _ask(at: At, **more: Any) -> Any:
 
 
 def chat(at: At) -> None:
-    found = _ask(at)
-    assert found.choices[0].message.content == TOTAL
-    assert found.choices[0].message.reasoning_content
-    assert found.usage.completion_tokens > 0
+    reply = _ask(at)
+    assert reply.choices[0].message.content == TOTAL
+    assert reply.choices[0].message.reasoning_content
+    assert reply.usage.completion_tokens > 0
 
 
 def streamed(at: At) -> None:
@@ -120,8 +120,8 @@ def completion(at: At) -> None:
 
 
 def responses(at: At) -> None:
-    found = _client(at).responses.create(model=at.model, input=SUM, temperature=0)
-    assert found.output_text == TOTAL
+    reply = _client(at).responses.create(model=at.model, input=SUM, temperature=0)
+    assert reply.output_text == TOTAL
 
 
 def _messages(at: At, **more: Any) -> httpx.Response:
@@ -131,9 +131,9 @@ def _messages(at: At, **more: Any) -> httpx.Response:
 
 
 def messages(at: At) -> None:
-    found = _messages(at).json()
-    assert [each["text"] for each in found["content"] if each["type"] == "text"] == [TOTAL]
-    assert found["stop_reason"] == "end_turn"
+    reply = _messages(at).json()
+    assert [each["text"] for each in reply["content"] if each["type"] == "text"] == [TOTAL]
+    assert reply["stop_reason"] == "end_turn"
 
 
 def streamed_messages(at: At) -> None:

@@ -51,8 +51,8 @@ def _run(at: At, task: dict[str, Any], model: str, route: str, *more: str) -> di
         ]
         run_to_end("lm-eval", arguments, place)
         (report,) = place.glob("out/**/results*.json")
-        found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))["results"]["sums"]
-    return found
+        metrics: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))["results"]["sums"]
+    return metrics
 
 
 def log_likelihood(at: At) -> None:
@@ -65,8 +65,8 @@ def generation(at: At) -> None:
 
 def generation_in_chats(at: At) -> None:
     more = ("--apply_chat_template",)
-    found = _run(at, GENERATED, "local-chat-completions", "chat/completions", *more)
-    assert found["exact_match,none"] == 1.0
+    metrics = _run(at, GENERATED, "local-chat-completions", "chat/completions", *more)
+    assert metrics["exact_match,none"] == 1.0
 
 
 CASES = cases(log_likelihood, generation, generation_in_chats)

@@ -45,9 +45,9 @@ def metadata(at: At) -> None:
 
 def infer(at: At) -> None:
     options = {"chat": True, "temperature": 0}
-    found = client(at).infer(at.model, asked(SUM), parameters=options, client_timeout=SECONDS)
-    assert text_of(found) == TOTAL
-    assert text_of(found, "reasoning_output")
+    reply = client(at).infer(at.model, asked(SUM), parameters=options, client_timeout=SECONDS)
+    assert text_of(reply) == TOTAL
+    assert text_of(reply, "reasoning_output")
 
 
 def stream(at: At) -> None:

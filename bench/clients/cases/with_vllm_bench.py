@@ -26,15 +26,15 @@ def _run(at: At, backend: str, route: str) -> Figures:
             *("--save-result", "--result-filename", "out.json"),
         ]
         run_to_end("vllm", arguments, place)
-        found = json.loads((place / "out.json").read_text(encoding="utf-8"))
-    assert (found["completed"], found.get("failed", 0)) == (NUM_REQUESTS, 0), found["errors"]
+        figures = json.loads((place / "out.json").read_text(encoding="utf-8"))
+    assert (figures["completed"], figures.get("failed", 0)) == (NUM_REQUESTS, 0), figures["errors"]
     return gateway.compared(
         ToolFigures(
             requests=NUM_REQUESTS,
-            output_tokens=found["total_output_tokens"],
-            ttft=found["mean_ttft_ms"] / 1e3,
-            tpot=found["mean_tpot_ms"] / 1e3,
-            e2e=found["mean_e2el_ms"] / 1e3,
+            output_tokens=figures["total_output_tokens"],
+            ttft=figures["mean_ttft_ms"] / 1e3,
+            tpot=figures["mean_tpot_ms"] / 1e3,
+            e2e=figures["mean_e2el_ms"] / 1e3,
         )
     )
 
