@@ -22,9 +22,9 @@ class Mutation:
 def mutated(mutation: Mutation, source: str) -> str:
     """Return the source with the mutation; ValueError unless its line is there exactly once."""
     lines = source.splitlines(keepends=True)
-    found = [n for n, line in enumerate(lines) if line.strip() == mutation.old]
-    if len(found) != 1:
-        raise ValueError(f"{mutation.file} has {mutation.old!r} {len(found)} times, not once")
-    line = lines[found[0]]
-    lines[found[0]] = line.replace(mutation.old, mutation.new)
+    places = [n for n, line in enumerate(lines) if line.strip() == mutation.old]
+    if len(places) != 1:
+        raise ValueError(f"{mutation.file} has {mutation.old!r} {len(places)} times, not once")
+    line = lines[places[0]]
+    lines[places[0]] = line.replace(mutation.old, mutation.new)
     return "".join(lines)

@@ -132,12 +132,12 @@ class MemoryServer:
         """Return the handler of a method, behind the guards; None if there is none."""
         details = _Details(method, metadata)
 
-        async def found(details: Any) -> Any:
+        async def handler(details: Any) -> Any:
             return next((h for each in self._handlers if (h := each.service(details))), None)
 
         for guard in self._guards:
-            return await guard.intercept_service(found, details)
-        return await found(details)
+            return await guard.intercept_service(handler, details)
+        return await handler(details)
 
 
 class _Details(NamedTuple):
@@ -292,11 +292,11 @@ class MemoryChannel:
                     assert self._server is not None
                     return self._connection, self._server
                 if loop.time() >= self._retry_at:
-                    found = await self._dial()
-                    if found is not None:
+                    endpoint = await self._dial()
+                    if endpoint is not None:
                         self._backoff = _SHORTEST_BACKOFF
-                        self._connection, self._server = found
-                        return found
+                        self._connection, self._server = endpoint
+                        return endpoint
                     self._retry_at = loop.time() + self._backoff
                     self._backoff = min(self._backoff * _GROWTH, _LONGEST_BACKOFF)
             if not waits:

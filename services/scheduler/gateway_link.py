@@ -104,8 +104,8 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
         """See ``protos/scheduler.proto``."""
         if self._post is None:
             await wire.abort(context, self._not_leading())
-        found = lines_about(request.request_id, self._decisions())
-        return scheduler_pb2.ExplainReply(decisions=found)
+        lines = lines_about(request.request_id, self._decisions())
+        return scheduler_pb2.ExplainReply(decisions=lines)
 
     async def Picture(  # noqa: N802 (the proto's name)
         self,

@@ -53,14 +53,14 @@ def pack_learned(learned: Learned) -> bytes:
 
 def unpack_requests(packed: Mapping[bytes, bytes]) -> tuple[SavedRequest, ...]:
     """Unpack records of this version, ordered by since and key."""
-    found = (_unpack_request(name, blob) for name, blob in packed.items())
-    return tuple(sorted((x for x in found if x is not None), key=lambda x: (x.since, x.key)))
+    requests = (_unpack_request(name, blob) for name, blob in packed.items())
+    return tuple(sorted((x for x in requests if x is not None), key=lambda x: (x.since, x.key)))
 
 
 def unpack_learned(packed: Mapping[bytes, bytes]) -> tuple[Learned, ...]:
     """Unpack records of this version, ordered by model."""
-    found = (_unpack_learned(name, blob) for name, blob in packed.items())
-    return tuple(sorted(x for x in found if x is not None))
+    records = (_unpack_learned(name, blob) for name, blob in packed.items())
+    return tuple(sorted(x for x in records if x is not None))
 
 
 def _unpack_request(name: bytes, blob: bytes) -> SavedRequest | None:

@@ -136,9 +136,9 @@ def kept(
     """
     if not drafts:
         return counts
-    found = dict(counts)
+    num_kept = dict(counts)
     for out in drawn:
         num_drafts = len(drafts.get(out.request_id, ()))
         if num_drafts and out.new_token_ids:
-            found[out.request_id] -= max(0, num_drafts + 1 - len(out.new_token_ids))
-    return found
+            num_kept[out.request_id] -= max(0, num_drafts + 1 - len(out.new_token_ids))
+    return num_kept

@@ -26,13 +26,13 @@ class AheadBackend(VllmBackend):
         return partial(self.end, self.begin(forward_pass))
 
     def _filled_in(
-        self, items: Sequence[PassItem], before: BegunPass, begun: BegunPass
+        self, items: Sequence[PassItem], before: BegunPass, current: BegunPass
     ) -> Sequence[PassItem]:
         pending = [item for item in items if item.token_ids and item.token_ids[0] == PENDING]
         if not pending:
             return items
         if any(item.sampling.reads_output or not self._plans.goes_on(item) for item in pending):
-            return super()._filled_in(items, before, begun)
-        begun.least_token = PENDING
+            return super()._filled_in(items, before, current)
+        current.least_token = PENDING
         self.num_queued += 1
         return items

@@ -58,7 +58,7 @@ class VllmBackend:
         self._plans = PassTranslator(keeps_requests=parts.keeps_requests, most=parts.most_requests)
         self._items: Mapping[str, PassItem] = {}
         self._thread: Thread | None = None
-        self._begun = BegunPass(0, 0.0)  # the last one with items
+        self._last_pass = BegunPass(0, 0.0)  # the last one with items
         self._ended_at = 0.0
         self._parts.draw_with(self._draw)
 
@@ -78,33 +78,33 @@ class VllmBackend:
         if self._thread is not current_thread():  # numbers of threads are used again
             self._thread = current_thread()
             settle_threads()
-        begun = BegunPass(forward_pass.pass_id, time.perf_counter())
+        current = BegunPass(forward_pass.pass_id, time.perf_counter())
         self._plans.forget(forward_pass.ended)
-        begun.swap_time = self._swap(forward_pass)
+        current.swap_time = self._swap(forward_pass)
         if not forward_pass.items:
-            return begun
-        before, self._begun = self._begun, begun
-        begun.items = self._filled_in(forward_pass.items, before, begun)
-        for item in begun.items:
-            self._check(item, begun.least_token)
+            return current
+        before, self._last_pass = self._last_pass, current
+        current.items = self._filled_in(forward_pass.items, before, current)
+        for item in current.items:
+            self._check(item, current.least_token)
         try:
             with torch.inference_mode():
-                self._compute(begun, forward_pass.hidden)
+                self._compute(current, forward_pass.hidden)
         except BaseException:
             self._plans.forget_all()
             raise
-        return begun
+        return current
 
-    def end(self, begun: BegunPass) -> PassResult:
+    def end(self, current: BegunPass) -> PassResult:
         """Wait for the tokens of a pass, in the order in which passes began."""
-        sampled, hidden = begun.sampled(), begun.hidden_states()
+        sampled, hidden = current.sampled(), current.hidden_states()
         ended_at = time.perf_counter()
-        since = max(begun.began_at, self._ended_at)
+        since = max(current.began_at, self._ended_at)
         self._ended_at = ended_at
-        return PassResult(begun.pass_id, ended_at - since, sampled, hidden, begun.swap_time)
+        return PassResult(current.pass_id, ended_at - since, sampled, hidden, current.swap_time)
 
     def _filled_in(
-        self, items: Sequence[PassItem], before: BegunPass, begun: BegunPass
+        self, items: Sequence[PassItem], before: BegunPass, current: BegunPass
     ) -> Sequence[PassItem]:
         """Replace pending tokens by what the pass before has drawn."""
         if not any(item.token_ids[0] == PENDING for item in items if item.token_ids):
@@ -122,21 +122,23 @@ class VllmBackend:
         self._store.writable.set()
         return time.perf_counter() - started_at
 
-    def _compute(self, begun: BegunPass, wanted: Sequence[int]) -> None:
-        plan, self._items = self._plans.translate(begun.items)
-        masks = self._grammars.begin(begun.items)
-        begun.masks = NO_MASKS if masks is None else masks.result()
+    def _compute(self, current: BegunPass, wanted: Sequence[int]) -> None:
+        plan, self._items = self._plans.translate(current.items)
+        masks = self._grammars.begin(current.items)
+        current.masks = NO_MASKS if masks is None else masks.result()
         if self._parts.run(plan) is None:
             if wanted:
-                begun.keep_hidden(self._parts, self._items, [begun.items[n].key for n in wanted])
+                current.keep_hidden(
+                    self._parts, self._items, [current.items[n].key for n in wanted]
+                )
             self._parts.sample()
 
     def _draw(self, logits: torch.Tensor) -> torch.Tensor:
         """Return a token for each row; rows that draw none get any."""
-        items, begun = [self._items[name] for name in self._parts.request_ids], self._begun
+        items, current = [self._items[name] for name in self._parts.request_ids], self._last_pass
         sampling = [item if item.sample else None for item in items]
-        draws = begin_rows(logits, sampling, self.info.eos_token_ids, begun.masks)
-        begun.drew([item.key for item in items], draws)
+        draws = begin_rows(logits, sampling, self.info.eos_token_ids, current.masks)
+        current.drew([item.key for item in items], draws)
         return draws.tokens
 
     def _check(self, item: PassItem, least: int) -> None:

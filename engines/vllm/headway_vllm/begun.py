@@ -56,7 +56,7 @@ class BegunPass:
     def sampled(self) -> tuple[Sampled, ...]:
         """Wait for the draws; return what the pass has drawn, in the order of its items."""
         drawn = {
-            keys[row]: found for keys, draws in self._draws for row, found in draws.read().items()
+            keys[row]: sample for keys, draws in self._draws for row, sample in draws.read().items()
         }
         wanted = [(item.key, *drawn[item.key]) for item in self.items if item.sample]
         return tuple(

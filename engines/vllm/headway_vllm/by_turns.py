@@ -63,7 +63,7 @@ class EngineByTurns:
         while parts.has_requests:
             for each in parts.step() or ():
                 outputs[each.request_id] += each.new_token_ids
-            if all(len(found) > 0 for found in outputs.values()):
+            if all(len(token_ids) > 0 for token_ids in outputs.values()):
                 ends.append(time.perf_counter())
         return list(outputs.values()), (ends[-1] - ends[0]) / max(1, len(ends) - 1)
 
@@ -75,13 +75,13 @@ class EngineByTurns:
         self.take_over()
         expected = self._greedy(prompt, 0, here, _NUM_AFTER + 1)
         tokens, start, other = [*prompt, expected[0]], len(prompt), prompt[::-1]
-        found: dict[str, object] = {"kv_layout": info.kv_layout}
+        report: dict[str, object] = {"kv_layout": info.kv_layout}
         if info.kv_layout:
             self._greedy(other, 0, there, 1)
             self._greedy(prompt, 0, here, 1)
             self._move(here, there, start)
             after = self._greedy(tokens, start, there, _NUM_AFTER)
-            found["equal_after_move"] = after == expected[1:]
+            report["equal_after_move"] = after == expected[1:]
         self._greedy(prompt, 0, here, 1)
         host = tuple(range(count))
         self._run(swapped_out=(Swap(_KEY, tuple(here), start, host),))
@@ -89,9 +89,9 @@ class EngineByTurns:
         self._greedy(other, 0, there, 1)
         self._run(swapped_in=(Swap(_KEY, tuple(there), start, host),))
         after = self._greedy(tokens, start, there, _NUM_AFTER)
-        found["equal_after_swap"] = after == expected[1:]
+        report["equal_after_swap"] = after == expected[1:]
         self._run(ended=(_KEY,))
-        return found
+        return report
 
     def _move(self, here: Sequence[int], there: Sequence[int], num_tokens: int) -> None:
         backend = self.backend
@@ -105,16 +105,16 @@ class EngineByTurns:
     def _greedy(
         self, tokens: Sequence[int], start: int, blocks: Sequence[int], count: int
     ) -> list[int]:
-        found, params = list(tokens), SamplingParams(temperature=0.0)
+        token_ids, params = list(tokens), SamplingParams(temperature=0.0)
         self._run(ended=(_KEY,))
         for _ in range(count):
-            new, prompt = tuple(found[start:]), tuple(tokens)
-            output = tuple(found[len(tokens) :])
+            new, prompt = tuple(token_ids[start:]), tuple(tokens)
+            output = tuple(token_ids[len(tokens) :])
             item = PassItem(_KEY, new, start, blocks, True, params, prompt, output)
             result = self.backend.run(ForwardPass(1, (item,)))
-            start = len(found)
-            found.append(result.sampled[0].token_id)
-        return found[len(tokens) :]
+            start = len(token_ids)
+            token_ids.append(result.sampled[0].token_id)
+        return token_ids[len(tokens) :]
 
     def _run(
         self,

@@ -45,9 +45,11 @@ def device_options(config: WorkerConfig) -> dict[str, Any]:
 
 def require_platform(config: WorkerConfig, chosen: Any) -> None:
     """Raise HeadwayError if vLLM was built for another device than the worker's."""
-    found = str(chosen.device_config.device_type)
-    if found != config.device:
-        message = f"device is {config.device!r}; the vLLM that is installed computes on {found!r}"
+    platform = str(chosen.device_config.device_type)
+    if platform != config.device:
+        message = (
+            f"device is {config.device!r}; the vLLM that is installed computes on {platform!r}"
+        )
         raise HeadwayError(Code.FAILED_PRECONDITION, message, param="device")
 
 

@@ -24,13 +24,13 @@ class Hints(NamedTuple):
     """Its class, of those that come with Headway; None: it asks for none."""
 
 
-def read_hints(told: Mapping[str, Any] | None, priority: int = 0) -> Hints:
+def read_hints(extra_args: Mapping[str, Any] | None, priority: int = 0) -> Hints:
     """Return the hints among a request's extra arguments; what is no hint is ignored.
 
     ``priority``: vLLM's, the least first. Above 0 it means a class, unless one is named; 0 is what
     a client sends that knows of none.
     """
-    given: Mapping[str, Any] = told or {}
+    given: Mapping[str, Any] = extra_args or {}
     length: Any = given.get("headway_predicted_output_tokens")
     reasons: Any = given.get("headway_reasons")
     if type(length) not in (int, float) or not 0 <= length < _MOST_TOKENS:
@@ -41,8 +41,8 @@ def read_hints(told: Mapping[str, Any] | None, priority: int = 0) -> Hints:
 
 
 def _service(classes: ServiceClasses, name: Any, priority: int) -> ServiceClass | None:
-    found = classes.by_name.get(name) if isinstance(name, str) else None
-    return classes.of_priority(priority) if found is None and priority > 0 else found
+    service = classes.by_name.get(name) if isinstance(name, str) else None
+    return classes.of_priority(priority) if service is None and priority > 0 else service
 
 
 # --- the header, at vLLM's HTTP server ------------------------------------------------

@@ -184,8 +184,8 @@ def moved(name: Name) -> str:
         kind = getattr(kind, owner) if owner else kind
     except (ImportError, AttributeError):
         return f"{said} is gone: there is no {owner or 'such module'} in {module}"
-    found = inspect.getattr_static(kind, name.name, None)
-    if found is None:
+    attribute = inspect.getattr_static(kind, name.name, None)
+    if attribute is None:
         is_set = any(f"self.{name.name}" in inspect.getsource(each) for each in _ours(kind))
         is_field = name.name in getattr(kind, "__annotations__", ())
         return "" if is_set or is_field else f"{said} is gone from {module}"

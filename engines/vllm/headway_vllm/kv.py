@@ -64,8 +64,8 @@ class VllmKvStore(KvStore):
     def read_planes(self, first: int, stop: int, slots: torch.Tensor) -> torch.Tensor:
         """See ``KvStore``."""
         blocks, places = self._where(slots)
-        found = [plane[blocks, :, places] for plane in self._planes[first:stop]]
-        return torch.stack(found).cpu().contiguous()
+        planes = [plane[blocks, :, places] for plane in self._planes[first:stop]]
+        return torch.stack(planes).cpu().contiguous()
 
     def write_plane(self, plane: int, slots: torch.Tensor, data: bytearray) -> None:
         """See ``KvStore``."""

@@ -185,11 +185,11 @@ class NativeEngine:
         drafts: tuple[int, int] = (0, 0),
     ) -> None:
         plan = PassPlan(num_added, self._live(computed), self._live(lost))
-        found = self._live(drawn)
-        for each in found:
+        live = self._live(drawn)
+        for each in live:
             if each.finish_reason is not None:
                 del self._names[each.key]
-        self._stepped(EngineStepped(pass_time, found, plan, ended_at, *drafts))
+        self._stepped(EngineStepped(pass_time, live, plan, ended_at, *drafts))
 
     def _live(self, pairs: Iterable[tuple[str, _T]]) -> tuple[_T, ...]:
         """Return what is told of requests that have not been aborted since."""
@@ -271,8 +271,8 @@ class NativeEngine:
         lost: Sequence[tuple[str, Preempted]] = (),
         drafts: tuple[int, int] = (0, 0),
     ) -> None:
-        told = (pass_time, time.perf_counter(), num_added, drawn, computed, lost, drafts)
-        self._loop.call_soon_threadsafe(self._report, *told)
+        step = (pass_time, time.perf_counter(), num_added, drawn, computed, lost, drafts)
+        self._loop.call_soon_threadsafe(self._report, *step)
 
     def _compute(self) -> Sequence[Any] | None:
         self._order.begin()
@@ -323,17 +323,17 @@ class NativeEngine:
         self, logits: torch.Tensor, names: Sequence[str], drafts: Sequence[Sequence[int]]
     ) -> list[list[int]]:
         """Return the tokens of each request; one that draws none gets any."""
-        found: list[list[int]] = [[] for _ in names]
+        token_ids: list[list[int]] = [[] for _ in names]
         going = [n for n, name in enumerate(names) if self._parts.draws(name)]
         for n in going:
             self._held[names[n]].logprobs = []
 
         def draw_rows(places: Sequence[int], rows: Sequence[int]) -> Sequence[int]:
             own = logits if len(rows) == len(logits) else logits[rows]
-            return self._draw_rows(own, [(self._held[names[n]], found[n]) for n in places])
+            return self._draw_rows(own, [(self._held[names[n]], token_ids[n]) for n in places])
 
         draw_along(drafts, going, draw_rows)
-        return [tokens or [0] for tokens in found]
+        return [tokens or [0] for tokens in token_ids]
 
     def _draw_rows(
         self, logits: torch.Tensor, each: Sequence[tuple[_Held, list[int]]]
@@ -342,16 +342,16 @@ class NativeEngine:
 
         A row without one fails its request. If tokens were drawn before it, the next pass does.
         """
-        items = [held.item(found) for held, found in each]
+        items = [held.item(token_ids) for held, token_ids in each]
         future = self._grammars.begin(items)
         with self._passes.waiting():
             masks = NO_MASKS if future is None else future.result()
         drawn = draw(logits, items, self.info.eos_token_ids, masks=masks)
-        for (held, found), (token, logprobs) in zip(each, drawn, strict=True):
+        for (held, token_ids), (token, logprobs) in zip(each, drawn, strict=True):
             if token >= 0:
-                found.append(token)
+                token_ids.append(token)
                 held.logprobs += [logprobs] if logprobs is not None else []
-            elif not found:
+            elif not token_ids:
                 held.problem = problem_of(token, masks.get(held.request.key))
         return [token for token, _ in drawn]
 

@@ -167,10 +167,10 @@ class PolicyOrder:
         Where memory ``is_short``, those that give way are behind all others: they lose it first.
         """
         names = self._names
-        found = [names[key] for _, key, _ in self.queue.running]
+        running = [names[key] for _, key, _ in self.queue.running]
         if is_short and type(self.policy).gives_way is not Batching.gives_way:
-            found.sort(key=self.gives_way)
-        return found
+            running.sort(key=self.gives_way)
+        return running
 
     def gives_way(self, name: str) -> bool:
         """Return whether a request may lose its blocks ahead of need."""

@@ -52,11 +52,11 @@ def main() -> None:
     print(f"microseconds of a step; load {os.getloadavg()[0]:.1f}")
     print("policy     running waiting    order   (mean)     step")
     for running, waiting in LOADS:
-        found: dict[str, list[OrderCost]] = {policy: [] for policy in policies}
+        costs_of: dict[str, list[OrderCost]] = {policy: [] for policy in policies}
         for _ in range(args.rounds):
             for policy in policies:
-                found[policy].append(measure(args.model, policy, running, waiting, args.steps))
-        for policy, costs in found.items():
+                costs_of[policy].append(measure(args.model, policy, running, waiting, args.steps))
+        for policy, costs in costs_of.items():
             order, mean, step = map(statistics.median, zip(*costs, strict=True))
             print(f"{policy:10} {running:7} {waiting:7} {order:8.0f} {mean:8.0f} {step:8.0f}")
     print(f"load {os.getloadavg()[0]:.1f}")

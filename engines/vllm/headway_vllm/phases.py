@@ -22,5 +22,5 @@ def markers_of(config: Any) -> Markers:
     from vllm.tokenizers import cached_tokenizer_from_config
 
     tokenizer = cached_tokenizer_from_config(model)
-    found = marker_ids(getattr(tokenizer, "get_added_vocab", dict)())  # not every kind has names
-    return Markers() if found is None else Markers((found[1],), (found[0],))
+    ids = marker_ids(getattr(tokenizer, "get_added_vocab", dict)())  # not every kind has names
+    return Markers() if ids is None else Markers((ids[1],), (ids[0],))

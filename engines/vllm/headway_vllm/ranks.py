@@ -144,9 +144,9 @@ class Ranks:
 
         def drawn(logits: torch.Tensor) -> torch.Tensor:
             tokens = draw(logits)
-            told = tokens.to("cpu", torch.int64).numpy().tobytes()
+            packed = tokens.to("cpu", torch.int64).numpy().tobytes()
             for each in self._others:
-                each.orders.send_bytes(told)
+                each.orders.send_bytes(packed)
             return tokens
 
         return drawn
@@ -171,9 +171,9 @@ class Ranks:
             each.end(0.0 if at_once else _LAST_WORDS)
 
     def _send(self, ranks: Sequence[RankProcess], message: tuple[Any, ...]) -> None:
-        told = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        packed = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         for each in ranks:
-            each.orders.send_bytes(told)
+            each.orders.send_bytes(packed)
 
     def _watch(self) -> None:
         """End this process when a rank has ended: it would wait for it without an end."""

@@ -50,11 +50,11 @@ def runner_of(executor: Any) -> tuple[Any, Runner]:
     Raises HeadwayError (FAILED_PRECONDITION) for one that is in another process, or unknown.
     """
     worker = getattr(getattr(executor, "driver_worker", None), "worker", None)
-    found = getattr(worker, "model_runner", None)
-    if hasattr(found, "sampler"):
-        if hasattr(found, "req_states"):
-            return found, RunnerV2(found)
-        if hasattr(found, "input_batch"):
-            return found, RunnerV1(found)
+    runner = getattr(worker, "model_runner", None)
+    if hasattr(runner, "sampler"):
+        if hasattr(runner, "req_states"):
+            return runner, RunnerV2(runner)
+        if hasattr(runner, "input_batch"):
+            return runner, RunnerV1(runner)
     message = "headway-vllm speaks vLLM's model runners V1 and V2, in one process"
     raise HeadwayError(Code.FAILED_PRECONDITION, message, param="engine")

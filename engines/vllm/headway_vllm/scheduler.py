@@ -190,9 +190,9 @@ class OrderedScheduler(Scheduler):
         if version == self._version and self.running == self._sorted:
             return
         names = self.headway.running(is_short=is_short)
-        found = [self.requests.get(name) for name in names]
-        if set(found) == set(self.running):
-            self.running[:] = found
+        requests = [self.requests.get(name) for name in names]
+        if set(requests) == set(self.running):
+            self.running[:] = requests
         else:
             self.running.sort(key=self._place)
         self._version, self._sorted = version, list(self.running)

@@ -44,11 +44,11 @@ def require_version() -> None:
     """Raise HeadwayError (FAILED_PRECONDITION) for another minor version of vLLM."""
     import vllm
 
-    found = vllm.__version__
-    if ".".join(found.split(".")[:2]) not in VERSIONS and not os.environ.get(UNTRIED):
+    version = vllm.__version__
+    if ".".join(version.split(".")[:2]) not in VERSIONS and not os.environ.get(UNTRIED):
         known = " and ".join(f"{minor}.x" for minor in VERSIONS)
         message = (
-            f"vLLM is {found}; this headway-vllm works with {known}: install it, "
+            f"vLLM is {version}; this headway-vllm works with {known}: install it, "
             f"or set {UNTRIED}=1 to try"
         )
         raise HeadwayError(Code.FAILED_PRECONDITION, message, param="engine")
@@ -154,5 +154,5 @@ def engine_config(model: str, options: Mapping[str, Any]) -> Any:
 def eos_token_ids(config: Any) -> tuple[int, ...]:
     """Return the tokens that end an output."""
     generation = config.model_config.try_get_generation_config()
-    found = generation.get("eos_token_id", config.model_config.hf_config.eos_token_id)
-    return tuple(found) if isinstance(found, list) else (int(found),)
+    ids = generation.get("eos_token_id", config.model_config.hf_config.eos_token_id)
+    return tuple(ids) if isinstance(ids, list) else (int(ids),)

@@ -41,8 +41,8 @@ class StepEnd(NamedTuple):
         """Return the payload: a msgpack map with a key for each field."""
         import msgspec
 
-        found: bytes = msgspec.msgpack.encode({"v": FORMAT, "rank": rank, **self._asdict()})
-        return found
+        payload: bytes = msgspec.msgpack.encode({"v": FORMAT, "rank": rank, **self._asdict()})
+        return payload
 
 
 class StepTopic:

@@ -152,11 +152,11 @@ class PictureBook:
 
     def _passes(self, worker_id: str) -> tuple[float, float]:
         """Return the mean time of a worker's last passes, and of the same by the profile."""
-        told = [each for each in self._work.get(worker_id, ()) if each.num_passes]
-        num_passes, seconds = sum(w.num_passes for w in told), sum(w.seconds for w in told)
+        reports = [each for each in self._work.get(worker_id, ()) if each.num_passes]
+        num_passes, seconds = sum(w.num_passes for w in reports), sum(w.seconds for w in reports)
         if not (num_passes and isfinite(seconds) and seconds > 0):
             return 0.0, 0.0
-        return seconds / num_passes, sum(self._predict(each) for each in told) / num_passes
+        return seconds / num_passes, sum(self._predict(each) for each in reports) / num_passes
 
     def _predict(self, work: PassWork) -> float:
         """Return the seconds that the profile gives these passes; it is linear, so sums will do."""

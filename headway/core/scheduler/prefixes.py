@@ -97,7 +97,7 @@ class _Tier:
 
         Bisected for each group of units: whoever holds a name holds those before it.
         """
-        found: list[_Group] = []
+        groups: list[_Group] = []
         holders, number, stop = self.holders, 0, len(names)
         group = holders.get(names[0], 0) if names else 0
         while group:
@@ -111,10 +111,10 @@ class _Tier:
             number = low + 1
             further = holders.get(names[number], 0) & group if number < stop else 0
             if group != further:
-                found.append((waypoint(number), group & ~further))
+                groups.append((waypoint(number), group & ~further))
             group = further
-        found.reverse()
-        return found
+        groups.reverse()
+        return groups
 
     def num_held(self, names: Sequence[BlockHash], bit: int) -> int:
         """Return how many of a prompt's waypoints a unit holds."""
@@ -166,13 +166,13 @@ class IndexMatches:
 
     def holders(self, most: int) -> list[UnitId]:
         """Return up to so many units that hold a beginning."""
-        found: dict[UnitId, None] = {}
+        holders: dict[UnitId, None] = {}
         for _, group in (*self._device, *self._host):
             for unit in self._members(group & self._active):
-                if len(found) >= most:
-                    return list(found)
-                found[unit] = None
-        return list(found)
+                if len(holders) >= most:
+                    return list(holders)
+                holders[unit] = None
+        return list(holders)
 
     def _members(self, group: int) -> Iterator[UnitId]:
         while group:

@@ -23,7 +23,7 @@ class Wants:
     def __init__(self, state: SchedulerState, instances: Mapping[str, Instance]) -> None:
         self._state = state
         self._instances = instances
-        self._told: dict[str, bool] = {}
+        self._has_choice: dict[str, bool] = {}
 
     @cached_property
     def _wants(self) -> Mapping[bool, WantedReports]:
@@ -37,16 +37,17 @@ class Wants:
 
     def heard(self, worker_id: str) -> None:
         """Note that a worker may have been greeted again."""
-        self._told[worker_id] = False
+        self._has_choice[worker_id] = False
 
     def forget(self, worker_id: str) -> None:
         """Forget a worker that is gone."""
-        self._told.pop(worker_id, None)
+        self._has_choice.pop(worker_id, None)
 
     def reads_loads(self, worker_id: str) -> bool:
         """Return False if a worker was told to report no loads; a report may be on its way yet."""
         return (
-            self._is_constant or self._wants[self._told.get(worker_id, False)].load_interval < inf
+            self._is_constant
+            or self._wants[self._has_choice.get(worker_id, False)].load_interval < inf
         )
 
     def update(self) -> list[str]:
@@ -63,9 +64,9 @@ class Wants:
                 num_units[pool_of(instance)] += instance.info.num_units
         for worker_id, instance in sorted(self._instances.items()):
             has_choice = num_units[pool_of(instance)] > 1
-            if self._told.get(worker_id) is not has_choice:
+            if self._has_choice.get(worker_id) is not has_choice:
                 if not has_choice:
                     silent.append(worker_id)
-                self._told[worker_id] = has_choice
+                self._has_choice[worker_id] = has_choice
                 self._state.tell_worker(worker_id, self._wants[has_choice])
         return silent
