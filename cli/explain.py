@@ -120,7 +120,7 @@ def _tell_what_if(
     longest = max(lives, key=lambda life: life.total)
     if len(lives) > 1:
         print(f"of {longest.request_id}, which took longest,")
-    print("\n".join(explain_what_if.told(longest, presets, _replays(args, where))))
+    print("\n".join(explain_what_if.replay_lines(longest, presets, _replays(args, where))))
 
 
 def _replays(args: argparse.Namespace, where: str) -> explain_what_if.Replays:

@@ -47,7 +47,7 @@ def require_profile(name: str) -> None:
         raise invalid("--profile", name, f"one of {', '.join(profile_names())}")
 
 
-def told(life: LifeRecord, presets: Sequence[str], replay: Replays) -> Iterator[str]:
+def replay_lines(life: LifeRecord, presets: Sequence[str], replay: Replays) -> Iterator[str]:
     """Yield the lines: as recorded, simulated as it ran, and with every preset."""
     yield "what another policy would have done:"
     if life.instants.end is None:

@@ -161,7 +161,7 @@ def _once(loads: Sequence[Load], num_seeds: int) -> Iterable[str]:
 def _part(workload: Workload, args: argparse.Namespace) -> Iterable[str]:
     """Yield which part of a recording is planned for, where it is not all."""
     if workload.trace is not None:
-        sentence = busiest(workload.requests(1), args.requests).told()
+        sentence = busiest(workload.requests(1), args.requests).sentence()
         yield from filter(None, (sentence,))
 
 

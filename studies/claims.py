@@ -66,14 +66,14 @@ class Bar:
         away = changes.mean - self.value if self.at_least else self.value - changes.mean
         return None if abs(away) <= changes.noise else away > 0
 
-    def shown(self, changes: PerSeed) -> str:
+    def limit_text(self, changes: PerSeed) -> str:
         """Return the bar and the noise for the table."""
         limit = "at least" if self.at_least else "at most"
         is_known = math.isfinite(changes.noise)
-        noise = self.told(changes.noise).lstrip("+") if is_known else "unknown"
-        return f"{limit} {self.told(self.value)} (noise {noise})"
+        noise = self.change_text(changes.noise).lstrip("+") if is_known else "unknown"
+        return f"{limit} {self.change_text(self.value)} (noise {noise})"
 
-    def told(self, value: float) -> str:
+    def change_text(self, value: float) -> str:
         """Return a change for people."""
         return f"{value:+.3g}" if self.by_points else f"{value:+.1%}"
 

@@ -63,7 +63,7 @@ def judged(
     """Return a row with the bar's verdict on the changes of a pair of systems, seed by seed."""
     value, bar, why = asked
     changes = bar.changes(*pair)
-    change = f"{bar.told(changes.mean)} ± {bar.told(changes.spread).lstrip('+')}"
+    change = f"{bar.change_text(changes.mean)} ± {bar.change_text(changes.spread).lstrip('+')}"
     return Claim(
         paper,
         claim,
@@ -73,7 +73,7 @@ def judged(
         holds=(holds := bar.judge(changes)),
         note=f"{change}; {why}" if why and not holds else change,
         against=against,
-        asked=bar.shown(changes),
+        asked=bar.limit_text(changes),
     )
 
 

@@ -16,7 +16,7 @@ from studies.best import best_topologies, saturation
 from studies.cells import TRIPLE, Cell
 from studies.claims import Bar, Claim, PerSeed
 from studies.compared import Expected, judged
-from studies.dominance import measured, shown
+from studies.dominance import attainments, measured
 from studies.runs import Job, Results, Row
 from studies.systems import ORDERS, OURS, PLAIN, RECENT, RIVALS, SINGLES, STAGES
 
@@ -107,7 +107,7 @@ def _against(all_: Composition, share: float, systems: Sequence[str]) -> Claim:
     is_full = min(after.mean, before.mean) >= _ALL
     said = [
         claim.note,
-        shown(all_.results, SCENARIO, (*systems, OURS), rate, all_.best),
+        attainments(all_.results, SCENARIO, (*systems, OURS), rate, all_.best),
         *(_of_users(all_, system, share) for system in (other, OURS)),
     ]
     return replace(

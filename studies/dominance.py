@@ -161,7 +161,7 @@ def _attainment(
     """Yield what ours keeps against the plain deployment, and against the best of all others."""
     systems = _systems_at(cell)
     other = results.best(cell, systems[:-1], rate, "attainment", most=True)
-    note = shown(results, cell, systems, rate, best)
+    note = attainments(results, cell, systems, rate, best)
     for against in dict.fromkeys((PLAIN, other)):
         row = judged(
             PAPER,
@@ -174,7 +174,7 @@ def _attainment(
         yield replace(row, note=f"{row.note}; {note}")
 
 
-def shown(
+def attainments(
     results: Results,
     place: str,
     systems: Iterable[str],

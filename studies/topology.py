@@ -71,10 +71,10 @@ class OnTopology(NamedTuple):
     @property
     def name(self) -> str:
         """The name in the study's jobs."""
-        return f"{self.order}, {self.topology}, {shown(self.limit)}"
+        return f"{self.order}, {self.topology}, {limit_text(self.limit)}"
 
 
-def shown(limit: float) -> str:
+def limit_text(limit: float) -> str:
     """Return ``none``, or milliseconds."""
     return "none" if limit == inf else f"{1000 * limit:g} ms"
 
@@ -224,7 +224,7 @@ def measure(job: Job) -> Row:
     records = run(spec, traffic.requests(job.seed, limit if order == OURS else inf)).records
     judged_by = LIMITS if order == PLAIN and topology != UNIFIED else (limit,)
     return {
-        shown(each): statistics.fmean(keeps(record, each) for record in records)
+        limit_text(each): statistics.fmean(keeps(record, each) for record in records)
         for each in judged_by
     }
 
@@ -293,16 +293,16 @@ def _of_ours(results: Results, traffic: Traffic, limit: float) -> Claim:
 
 def _claim(results: Results, traffic: Traffic, limit: float, what: str, after: str) -> Claim:
     plain = [_plain(topology, limit) for topology in TOPOLOGIES]
-    best = results.best(traffic.name, plain, traffic.load, shown(limit), most=True)
+    best = results.best(traffic.name, plain, traffic.load, limit_text(limit), most=True)
     return judged(
         PAPER,
         f"{what}: share that keeps its limits",
-        f"{traffic.name}, {traffic.load:.0%} load, between tokens {shown(limit)}",
+        f"{traffic.name}, {traffic.load:.0%} load, between tokens {limit_text(limit)}",
         Expected("at least the best plain topology's", Bar(-NOISE, at_least=True, by_points=True)),
-        results.pair(traffic.name, (best, after), traffic.load, shown(limit)),
+        results.pair(traffic.name, (best, after), traffic.load, limit_text(limit)),
         best,
     )
 
 
 def _share(results: Results, traffic: Traffic, system: str, limit: float) -> float:
-    return results.sample(traffic.name, system, traffic.load, shown(limit)).mean
+    return results.sample(traffic.name, system, traffic.load, limit_text(limit)).mean

@@ -337,7 +337,7 @@ class SimCluster:
         """Complete its life with what its client saw."""
         del self._asked[record.request_id]
         for core in self._gateway_cores:
-            core.lives.shown(
+            core.lives.finish(
                 record.request_id,
                 record.error or "stop",
                 self.kernel.now,

@@ -88,7 +88,7 @@ class Stretch(NamedTuple):
     num_recorded: int
     mean_rate: float
 
-    def told(self) -> str:
+    def sentence(self) -> str:
         """Return which part it is, as a sentence; "" for all of the recording."""
         if len(self.requests) == self.num_recorded:
             return ""

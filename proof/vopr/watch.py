@@ -59,7 +59,7 @@ class Watch:
         self._fencing_token = 0
         self._is_draining = False
 
-    def told(self, event: object, now: float, actions: Sequence[object]) -> None:
+    def note(self, event: object, now: float, actions: Sequence[object]) -> None:
         """Look at one step of the core."""
         world, core = self._world, self.core
         world.happened(f"{self._life.name} {type(event).__name__} {len(actions)}")

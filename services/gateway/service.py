@@ -223,7 +223,7 @@ class GatewayService:
         if self._runtime.config.api_key_file is not None:
             self._calls.ended(output)
         now, text = self.now(), output.text
-        life = self.cluster.core.lives.shown(
+        life = self.cluster.core.lives.finish(
             output.request_id,
             end,
             now,

@@ -72,7 +72,7 @@ class Driver(Generic[E, A]):
 
     def _perform_all(self, event: E | None, now: float, actions: Sequence[A]) -> None:
         if self._record is not None:
-            self._record.told(event, now, actions)
+            self._record.note(event, now, actions)
         for action in actions:
             self._perform(action)
 

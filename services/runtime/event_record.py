@@ -36,7 +36,7 @@ class EventRecord:
         self._file: IO[bytes] = path.open("wb")
         pickle.dump(core, self._file)
 
-    def told(self, event: object, now: float, actions: Sequence[object]) -> None:
+    def note(self, event: object, now: float, actions: Sequence[object]) -> None:
         """Record an event (None for a wake-up) and the text of its actions."""
         pickle.dump((event, now, repr(actions)), self._file)
 

@@ -41,7 +41,7 @@ class SpanRecord:
         self._service_id = service_id
         self._num_steps = 0
 
-    def told(self, event: object, now: float, actions: Sequence[object]) -> None:
+    def note(self, event: object, now: float, actions: Sequence[object]) -> None:
         """Note an event, if it belongs to a hop."""
         hop = _heard(event, self._service_id)
         if isinstance(event, EngineStepped):

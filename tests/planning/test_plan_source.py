@@ -168,9 +168,9 @@ def test_a_recording_is_planned_for_where_it_is_busiest() -> None:
     assert [each.num_prompt_tokens for each in found.requests] == [12, 13, 14]
     assert [each.arrival_at for each in found.requests] == [0.0, 1.0, 2.0]
     assert "busiest 3 of 9 requests: 1.00/s from 20 s to 22 s; all of them come at 0.16/s" in (
-        found.told()
+        found.sentence()
     )
-    assert busiest(asked, 9).told() == ""
+    assert busiest(asked, 9).sentence() == ""
     assert list(busiest(asked, 100).requests) == asked
 
 

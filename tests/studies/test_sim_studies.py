@@ -140,10 +140,10 @@ def test_chance_alone_passes_a_bar_in_one_of_forty(num_seeds: int) -> None:
 
 
 def test_a_bar_is_told_with_the_noise_that_it_allows_for() -> None:
-    assert Bar(-0.3).shown(PerSeed((-0.2, -0.3, -0.4))) == "at most -30.0% (noise 24.8%)"
+    assert Bar(-0.3).limit_text(PerSeed((-0.2, -0.3, -0.4))) == "at most -30.0% (noise 24.8%)"
     points = Bar(0.02, at_least=True, by_points=True)
-    assert points.shown(PerSeed((0.0, 0.0, 0.0))) == "at least +0.02 (noise 0)"
-    assert points.shown(PerSeed((0.5,))) == "at least +0.02 (noise unknown)"
+    assert points.limit_text(PerSeed((0.0, 0.0, 0.0))) == "at least +0.02 (noise 0)"
+    assert points.limit_text(PerSeed((0.5,))) == "at least +0.02 (noise unknown)"
 
 
 def test_a_change_is_a_share_of_the_baseline_or_in_points() -> None:

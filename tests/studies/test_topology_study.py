@@ -19,8 +19,8 @@ from studies.topology import (
     Traffic,
     claims_of,
     keeps,
+    limit_text,
     measure,
-    shown,
     systems,
 )
 
@@ -76,7 +76,7 @@ def test_a_run_says_what_share_keeps_its_limits() -> None:
     traffic = Traffic(8192, 128, 0.5)
     split = next(s for s in systems(traffic) if s.order == PLAIN and s.topology == "3P+1D")
     row = measure(Job(traffic.name, split.name, traffic.load, 1))
-    assert set(row) == {shown(limit) for limit in LIMITS}
+    assert set(row) == {limit_text(limit) for limit in LIMITS}
     assert row["25 ms"] > 0.9
 
 

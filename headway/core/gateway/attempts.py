@@ -48,7 +48,7 @@ class Suspects:
         self._unsure: dict[str, list[str]] = {}
         """By worker that the scheduler has lost, but whose stream is still open: what it had."""
 
-    def told(self, states: Sequence[OpenRequest]) -> list[OpenRequest]:
+    def lost(self, states: Sequence[OpenRequest]) -> list[OpenRequest]:
         """Count a death that the scheduler tells for all that had the worker; return the cause."""
         worker_id = states[0].worker_id if states else ""
         if worker_id in self._heard_at:

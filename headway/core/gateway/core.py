@@ -230,7 +230,7 @@ class GatewayCore:
 
     def _on_lost(self, lost: Lost, now: float) -> None:
         had = self.streams.attempted(*lost.keys)
-        guilty = self.streams.suspects.told(had) if lost.died else ()
+        guilty = self.streams.suspects.lost(had) if lost.died else ()
         self.streams.retry_all(had, guilty, lost.reason, now)
 
     # --- the workers ------------------------------------------------------------------

@@ -145,7 +145,7 @@ class OpenLife:
             self.last_choice = worker_id, waited_us
             self.note(MomentKind.CHOSEN, now, worker_id, amount=waited_us)
 
-    def told(self, worker_id: str, mark: Mark) -> None:
+    def take_news(self, worker_id: str, mark: Mark) -> None:
         """Take a worker's news."""
         if len(self.moments) < MOST_MOMENTS:
             at = self.after(mark.at)
@@ -275,7 +275,7 @@ class Lives:
         if life is not None and num_tokens:
             life.note(MomentKind.PACED, now, amount=num_tokens)
 
-    def shown(
+    def finish(
         self,
         request_id: str,
         status: str,

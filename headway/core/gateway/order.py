@@ -40,7 +40,7 @@ class Intake:
         for mark in batch.marks:
             state = by_stream.get(mark.stream_id)
             if state is not None and state.life is not None:
-                state.life.told(worker_id, mark)
+                state.life.take_news(worker_id, mark)
         for entry, (stream_id, index, token_id, reason) in enumerate(
             zip(batch.stream_ids, batch.indices, batch.token_ids, batch.finish_reasons, strict=True)
         ):

@@ -16,7 +16,7 @@ def test_an_answer_whose_text_is_made_behind_its_end_begins_with_that() -> None:
     core = gateway(replace(SETTINGS, num_lives=4))
     request = opened(core)
     core.handle(tokens(request.key.stream_id, 0, [7], end=FinishReason.STOP), now=2.0)
-    life = core.lives.shown("r", "stop", 2.1, first_answer_at=2.1)
+    life = core.lives.finish("r", "stop", 2.1, first_answer_at=2.1)
     assert life is not None
     assert (life.instants.first_answer, life.instants.end) == (2_000_000, 2_000_000)
 
@@ -25,7 +25,7 @@ def test_a_life_that_was_written_down_is_the_same_in_the_next_process() -> None:
     core = gateway(replace(SETTINGS, num_lives=4))
     request = opened(core)
     core.handle(tokens(request.key.stream_id, 0, [7], end=FinishReason.STOP), now=2.0)
-    life = core.lives.shown("r", "stop", 2.1, first_answer_at=1.900001, num_reasoning=1)
+    life = core.lives.finish("r", "stop", 2.1, first_answer_at=1.900001, num_reasoning=1)
     assert life is not None
     following = Lives(1)
     following.restore([replace(life, request_id="older"), life])

@@ -37,7 +37,7 @@ def test_an_event_that_begins_or_ends_a_hop_is_recorded_with_what_it_is_about(
         KvArrived(KEY),
     ]
     for number, event in enumerate(events):
-        record.told(event, float(number), ())
+        record.note(event, float(number), ())
     record.close()
     assert list(read_spans(tmp_path)) == [
         Heard(0.0, "submitted", ["r-1"]),
@@ -55,7 +55,7 @@ def test_passes_that_an_engine_planned_have_the_numbers_that_their_worker_report
 ) -> None:
     record = SpanRecord(tmp_path / "w-1.spans", "w-1")
     for at, drawn in ((1.0, Drawn(KEY, (5,))), (2.0, Drawn(KEY, (), FinishReason.STOP))):
-        record.told(EngineStepped(0.1, (drawn,)), at, ())
+        record.note(EngineStepped(0.1, (drawn,)), at, ())
     record.close()
     assert list(read_spans(tmp_path)) == [
         Heard(1.0, "passed", ["w-1/1", "gateway/7"]),
@@ -65,7 +65,7 @@ def test_passes_that_an_engine_planned_have_the_numbers_that_their_worker_report
 
 def test_a_line_that_a_killed_process_left_half_written_is_left_out(tmp_path: Path) -> None:
     record = SpanRecord(tmp_path / "w-1.spans", "w-1")
-    record.told(KvArrived(KEY), 1.0, ())
+    record.note(KvArrived(KEY), 1.0, ())
     record.close()
     with (tmp_path / "w-1.spans").open("a") as file:
         file.write('[2.0, "arr')
