@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         setting = CardSetting(args.shape, args.device, args.repeats, parts, folder)
         importlib.import_module(step.module).run(report, setting)
-    return 1 if report.found["not_done"] else 0
+    return 1 if report.figures["not_done"] else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -94,7 +94,7 @@ def run(report: CardReport, setting: CardSetting) -> None:
         save_checkpoint(folder, shape, load.max_model_len, device, dtype)
         if device.type == "cuda":
             torch.cuda.empty_cache()  # workers need what this process holds
-    if "checkpoint" in report.found["not_done"]:
+    if "checkpoint" in report.figures["not_done"]:
         return
     cluster = ClusterBench(report, setting, load, folder)
     for name in setting.parts:

@@ -20,10 +20,10 @@ _HANGS = 3  # the exit status then
 
 
 class CardReport:
-    """The figures so far (``found``), and a limit on the time for all of them."""
+    """The ``figures`` so far, and a limit on the time for all of them."""
 
     def __init__(self, file: Path | None, minutes: float) -> None:
-        self.found: dict[str, Any] = {"not_done": {}, "part_seconds": {}}
+        self.figures: dict[str, Any] = {"not_done": {}, "part_seconds": {}}
         self._file = file
         self._ends_at = time.monotonic() + 60 * minutes
         self._part = "start"
@@ -40,13 +40,13 @@ class CardReport:
 
     def add(self, name: str, value: object) -> None:
         """Add a figure and write the report."""
-        self.found[name] = value
+        self.figures[name] = value
         print(f"{name}: {json.dumps(value)}", file=sys.stderr, flush=True)
         self._write()
 
     def leave_out(self, name: str, why: str) -> None:
         """Name what is not measured, with the reason."""
-        self.found["not_done"][name] = why
+        self.figures["not_done"][name] = why
         print(f"{name}: not done, {why}", file=sys.stderr, flush=True)
         self._write()
 
@@ -59,7 +59,7 @@ class CardReport:
         except Exception as error:  # kernels, drivers and processes fail in any way
             self.leave_out(name, f"{type(error).__name__}: {error}")
         finally:
-            self.found["part_seconds"][name] = time.monotonic() - began_at
+            self.figures["part_seconds"][name] = time.monotonic() - began_at
             self._write()
 
     def has_time(self, name: str, least: float = 0.0) -> bool:
@@ -90,8 +90,8 @@ class CardReport:
         if file is None:
             return
         if file.exists() and not file.is_file():  # a pipe or a terminal
-            write_json(file, self.found)
+            write_json(file, self.figures)
             return
         whole = file.with_name(file.name + ".new")
-        write_json(whole, self.found)
+        write_json(whole, self.figures)
         whole.replace(file)

@@ -186,13 +186,13 @@ class ShellCluster:
 
         Who is given up has failed as often as it takes.
         """
-        found = []
+        missing = []
         for process in self.supervisor.processes:
             name = process.spec.service_id
             is_excused = process.is_given_up and self.hosts.failed_starts[name] > 1
             if process not in self.scaler.draining and not is_excused:
-                found += [name] * (process.is_awaited or process.is_given_up)
-        return found
+                missing += [name] * (process.is_awaited or process.is_given_up)
+        return missing
 
     def _pools(self) -> Counter[str]:
         """Return the workers that are to serve, by role."""

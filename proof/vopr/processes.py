@@ -98,8 +98,8 @@ class ShellProcess(VirtualProcess):
     async def _live(self, config: Any, build: Any) -> None:
         self._ending = ending = Ending()
         async with AsyncExitStack() as undo:
-            begun = start(config, build, undo, LogLines(None), self.machine)
-            starting = asyncio.create_task(begun)
+            service_start = start(config, build, undo, LogLines(None), self.machine)
+            starting = asyncio.create_task(service_start)
             if not await done_before(starting, ending.begins):
                 self.gone(0)
                 return

@@ -132,7 +132,7 @@ class SeedScenario:
 
 def parse(text: str) -> SeedScenario:
     """Read such a text; HeadwayError for a line that says nothing."""
-    found: dict[str, Any] = {"requests": [], "faults": []}
+    parsed: dict[str, Any] = {"requests": [], "faults": []}
     hints = get_type_hints(SeedScenario)
     for line in text.splitlines():
         name, _, rest = line.partition(" ")
@@ -140,21 +140,21 @@ def parse(text: str) -> SeedScenario:
             continue
         try:
             if name == "request":
-                found["requests"].append(_read(Asking, rest))
+                parsed["requests"].append(_read(Asking, rest))
             elif name == "fault":
-                found["faults"].append(_read(PlannedFault, rest))
+                parsed["faults"].append(_read(PlannedFault, rest))
             elif name == "shape":
-                found["shape"] = _read(WorkerShape, rest)
+                parsed["shape"] = _read(WorkerShape, rest)
             else:
-                found[name] = _value(hints[name], rest)
+                parsed[name] = _value(hints[name], rest)
         except (KeyError, ValueError, TypeError) as error:
             raise invalid(
                 "scenario line", line, f"as `headway vopr` writes it ({error})"
             ) from error
-    if "seed" not in found:
+    if "seed" not in parsed:
         raise invalid("scenario", "a text without a seed", "what `headway vopr` writes")
-    found |= {"requests": tuple(found["requests"]), "faults": tuple(found["faults"])}
-    return SeedScenario(**found)
+    parsed |= {"requests": tuple(parsed["requests"]), "faults": tuple(parsed["faults"])}
+    return SeedScenario(**parsed)
 
 
 def _pairs(value: Any) -> str:

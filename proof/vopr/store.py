@@ -163,12 +163,12 @@ class MemoryRedis:
 
     def run_script(self, text: str, keys: Sequence[Any], arguments: Sequence[Any]) -> Any:
         """Carry out a script, all of it in one step."""
-        found = self._lua.run(text, [_bytes(k) for k in keys], [_bytes(a) for a in arguments])
-        if text == store_scripts.ACQUIRE and found is not None:
-            self.owners.setdefault(int(found), set()).add(str(arguments[0]))
-        if text == store_scripts.WRITE_JOURNAL and not found:
+        reply = self._lua.run(text, [_bytes(k) for k in keys], [_bytes(a) for a in arguments])
+        if text == store_scripts.ACQUIRE and reply is not None:
+            self.owners.setdefault(int(reply), set()).add(str(arguments[0]))
+        if text == store_scripts.WRITE_JOURNAL and not reply:
             self.hit("a deposed leader's journal is refused")
-        return found
+        return reply
 
     # --- commands ---------------------------------------------------------------------
 
@@ -222,8 +222,8 @@ class MemoryRedis:
         return sorted(self._find(key, set) or ())
 
     def _mget(self, key: bytes, rest: Sequence[bytes]) -> list[bytes | None]:
-        found = [self._find(each, object) for each in (key, *rest)]
-        return [each if isinstance(each, bytes) else None for each in found]
+        entries = [self._find(each, object) for each in (key, *rest)]
+        return [each if isinstance(each, bytes) else None for each in entries]
 
     def _sadd(self, key: bytes, rest: Sequence[bytes]) -> int:
         held = self._find(key, set)
@@ -303,8 +303,8 @@ class MemoryClient:
 
     async def execute_command(self, *command: Any, **options: bool) -> Any:
         """Carry out a command; with ``NEVER_DECODE`` its answer stays bytes."""
-        found = await self._server.ask(partial(self._server.run, command))
-        return found if options.get("NEVER_DECODE") else _decoded(found)
+        reply = await self._server.ask(partial(self._server.run, command))
+        return reply if options.get("NEVER_DECODE") else _decoded(reply)
 
     async def smembers(self, key: str) -> Any:
         """Return the members of a set, in order."""
@@ -394,27 +394,27 @@ class _Lua:
 
     def _answer(self, *command: Any) -> Any:
         """Return a command's answer as Lua has it: nothing is false."""
-        found = self._call(*command)
-        if found is None:
+        reply = self._call(*command)
+        if reply is None:
             return False
-        if isinstance(found, tuple):
-            return self._lua.table_from(found)
-        if isinstance(found, Mapping):
-            return self._lua.table_from({_bytes(k): v for k, v in found.items()})
-        return found
+        if isinstance(reply, tuple):
+            return self._lua.table_from(reply)
+        if isinstance(reply, Mapping):
+            return self._lua.table_from({_bytes(k): v for k, v in reply.items()})
+        return reply
 
 
 def _sha1hex(text: bytes) -> bytes:
     return sha1(text, usedforsecurity=False).hexdigest().encode()
 
 
-def _settle(answer: asyncio.Future[Any], found: Any) -> None:
+def _settle(answer: asyncio.Future[Any], reply: Any) -> None:
     if answer.done():
         return
-    if isinstance(found, Exception):
-        answer.set_exception(found)
+    if isinstance(reply, Exception):
+        answer.set_exception(reply)
     else:
-        answer.set_result(found)
+        answer.set_result(reply)
 
 
 def _bytes(value: Any) -> bytes:

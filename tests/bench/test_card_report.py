@@ -42,14 +42,14 @@ def test_a_part_that_fails_is_named_and_the_next_one_runs(tmp_path: Path) -> Non
     found = read(file)
     assert found["not_done"] == {"one": "RuntimeError: out of memory"}
     assert found["two"] == 2
-    assert set(report.found["part_seconds"]) == {"one", "two"}
+    assert set(report.figures["part_seconds"]) == {"one", "two"}
 
 
 def test_what_there_is_no_time_for_is_named() -> None:
     report = CardReport(None, minutes=0)
     assert not report.has_time("peer")
     assert not CardReport(None, minutes=1).has_time("profile", least=3600)
-    assert "peer" in report.found["not_done"]
+    assert "peer" in report.figures["not_done"]
     assert CardReport(None, minutes=1).has_time("engine")
 
 
