@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from headway.engine import PassFailure
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import ForwardPass, PassResult
 from services.worker.engine.backend import TorchBackend
+from services.worker.engine.cpu.linear import Addition
 from services.worker.engine.model.adapter_files import check_adapter
+from services.worker.engine.model.adapters import AdapterRows, Product, put_adapters
 from services.worker.engine.model.kernel_decoder import KernelDecoder
 from services.worker.engine.options import Kernels
 from services.worker.engine.queueing import QueueingTorchBackend
@@ -164,11 +167,44 @@ def test_a_request_with_an_unknown_adapter_fails_alone(llama: str, adapters: Any
     assert failed.value.keys == (run.key,)
 
 
-def test_equal_files_have_equal_digests(llama: str, adapters: Any, tmp_path: Path) -> None:
-    path = adapters["llama"]["all"]
-    first, second = (check_adapter(name, path).digest() for name in ("a", "b"))
-    other = check_adapter("a", save_adapter(tmp_path, llama, seed=9)).digest()
-    assert first == second != other
+class OneMatrix:
+    """A decoder with one matrix; ``meanwhile`` is called while an adapter is put beside it."""
+
+    def __init__(self, meanwhile: Callable[[], object] = int) -> None:
+        self.adapter_rows = AdapterRows()
+        self._meanwhile = meanwhile
+
+    @property
+    def addition(self) -> Addition | None:
+        return None
+
+    @addition.setter
+    def addition(self, addition: Addition | None) -> None:
+        self._meanwhile()
+
+    def products(self) -> Iterator[tuple[str, Product]]:
+        yield "layers.0.self_attn.q_proj", Product(self, 0, 4, 4)
+
+
+def save_one(folder: Path, value: float) -> str:
+    prefix = "base_model.model.layers.0.self_attn.q_proj.lora_"
+    halves = {f"{prefix}A.weight": (2, 4), f"{prefix}B.weight": (4, 2)}
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "lora_alpha": 1}')
+    weights = {name: torch.full(shape, value) for name, shape in halves.items()}
+    save_file(weights, folder / "adapter_model.safetensors")
+    return str(folder)
+
+
+def digest_of(decoder: OneMatrix, path: str) -> str:
+    (adapter,) = put_adapters(decoder, {"a": path}, torch.float32, torch.device("cpu"))
+    return adapter.digest
+
+
+def test_a_digest_is_of_what_was_read_and_not_of_what_was_written_since(tmp_path: Path) -> None:
+    path = save_one(tmp_path, 1.0)
+    first = digest_of(OneMatrix(), path)
+    assert digest_of(OneMatrix(lambda: save_one(tmp_path, 2.0)), path) == first
+    assert digest_of(OneMatrix(), path) != first
 
 
 @pytest.mark.parametrize(

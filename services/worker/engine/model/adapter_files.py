@@ -44,6 +44,7 @@ class AdapterFiles:
 
     name: str
     folder: Path
+    config: bytes
     alpha: float
     by_root: bool
     """True if products are scaled by the root of their rank (``use_rslora``)."""
@@ -52,14 +53,12 @@ class AdapterFiles:
         """Return the factor of a product of this rank."""
         return self.alpha / (math.sqrt(rank) if self.by_root else rank)
 
-    def digest(self) -> str:
-        """Return the digest of the files, in hexadecimal digits."""
-        digest = blake2b(digest_size=16)
-        for name in (CONFIG, WEIGHTS):
-            with (self.folder / name).open("rb") as file:
-                while part := file.read(1 << 20):
-                    digest.update(part)
-        return digest.hexdigest()
+    def digest(self, weights: bytes) -> str:
+        """Return the digest of the config and of what was read of the weights, as hexadecimals.
+
+        A file may be written again at any time, so it is not read a second time.
+        """
+        return blake2b(self.config + weights, digest_size=16).hexdigest()
 
 
 def check_adapter(name: str, path: str) -> AdapterFiles:
@@ -70,7 +69,8 @@ def check_adapter(name: str, path: str) -> AdapterFiles:
     """
     folder = Path(path).expanduser()
     try:
-        config: Any = json.loads((folder / CONFIG).read_bytes())
+        said = (folder / CONFIG).read_bytes()
+        config: Any = json.loads(said)
     except (OSError, ValueError, RecursionError) as error:
         raise _not_found(name, path, f"its {CONFIG} cannot be read ({error})") from error
     if not isinstance(config, dict):
@@ -95,7 +95,7 @@ def check_adapter(name: str, path: str) -> AdapterFiles:
     alpha = config.get("lora_alpha")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) < _ALPHA:
         raise unserved(name, f"its lora_alpha has to be a number below {_ALPHA:g}")
-    return AdapterFiles(name, folder, float(alpha), bool(config.get("use_rslora")))
+    return AdapterFiles(name, folder, said, float(alpha), bool(config.get("use_rslora")))
 
 
 def unserved(name: str, reason: str) -> HeadwayError:

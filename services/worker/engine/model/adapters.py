@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch.nn.functional import linear
 
 from headway.cluster import Adapter
@@ -104,7 +104,8 @@ def put_adapters(
     adapters = []
     for name, path in sorted(lora.items()):
         files = check_adapter(name, path)
-        for target, (down, up) in _read(files).items():
+        weights = _read(files)
+        for target, (down, up) in _halves(files, weights).items():
             product = products.get(target)
             if product is None:
                 raise unserved(name, f"it adapts {target!r}, which this model does not have")
@@ -117,20 +118,26 @@ def put_adapters(
             total = sums.setdefault(id(matrix), _Sum(decoder.adapter_rows))
             matrix.addition = total
             scaled = up.float() * files.scale(rank)
-            # A copy: the file may be written again while it is served.
             parts = down.to(device, dtype, copy=True), scaled.to(device, dtype)
             if not all(bool(part.isfinite().all()) for part in parts):
                 raise unserved(name, f"{target!r} is adapted by weights that are not finite")
             total.parts[name].append(_LowRank(product.first, *parts))
-        adapters.append(Adapter(name, files.digest()))
+        adapters.append(Adapter(name, files.digest(weights)))
     return tuple(adapters)
 
 
-def _read(files: AdapterFiles) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
+def _read(files: AdapterFiles) -> bytes:
+    try:
+        return (files.folder / WEIGHTS).read_bytes()
+    except OSError as error:
+        raise unserved(files.name, f"its {WEIGHTS} cannot be read ({error})") from error
+
+
+def _halves(files: AdapterFiles, weights: bytes) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
     """Return A and B by the product that they adapt."""
     try:
-        tensors = load_file(files.folder / WEIGHTS)
-    except (OSError, SafetensorError) as error:
+        tensors = load(weights)
+    except SafetensorError as error:
         raise unserved(files.name, f"its {WEIGHTS} cannot be read ({error})") from error
     halves: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
     for name, tensor in sorted(tensors.items()):
