@@ -110,10 +110,14 @@ def test_batch_work_fills_what_is_left_and_ends() -> None:
     assert all(record.finished for record in both)
 
 
-def p99_beside_outputs(preset: str, num_outputs: int) -> float:
-    """P99 of another key's 4 tokens, before and beside a burst that claims a lone unit's blocks."""
-    unit = instance(Role.UNIFIED, kv_capacity_tokens=2048, chunk_tokens=256)
-    spec = cluster_spec(find_preset(preset), Conditions(((unit, 1),), limits=UNLIMITED))
+UNIFIED, APART = (Role.UNIFIED,), (Role.PREFILL, Role.DECODE)
+
+
+def p99_beside_outputs(preset: str, roles: Sequence[Role], num_outputs: int) -> float:
+    """P99 of another key's 4 tokens, before and beside a burst that claims all blocks."""
+    sizes = {"kv_capacity_tokens": 2048, "chunk_tokens": 256}
+    instances = [(instance(role, **sizes), 1) for role in roles]
+    spec = cluster_spec(find_preset(preset), Conditions(instances, limits=UNLIMITED))
     burst = (
         SimRequest(f"burst-{n}", 0.5, 16, 60, standing=Standing("burst"))
         for n in range(num_outputs)
@@ -127,6 +131,10 @@ def p99_beside_outputs(preset: str, num_outputs: int) -> float:
     return max(r.ttlt for r in found if r.request_id.startswith("mine-") and r.ttlt)
 
 
+@pytest.mark.parametrize("roles", [UNIFIED, APART], ids=["unified", "apart"])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_outputs_that_claim_all_blocks_make_nobody_else_wait_for_their_ends(preset: str) -> None:
-    assert p99_beside_outputs(preset, 300) <= 6 * p99_beside_outputs(preset, 0)
+def test_outputs_that_claim_all_blocks_make_nobody_else_wait_for_their_ends(
+    preset: str, roles: Sequence[Role]
+) -> None:
+    alone, beside = (p99_beside_outputs(preset, roles, n) for n in (0, 300))
+    assert beside <= 6 * alone

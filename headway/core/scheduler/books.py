@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
+from math import inf
 from types import MappingProxyType
 
 from headway.cluster import UnitId
@@ -280,11 +281,15 @@ class Books:
             self._state.changed(entry.key)
         self._put(entry, PlaceEvent.RETRIED, origin)
 
-    def end_rests(self, now: float) -> None:
-        """Allow units again whose rest after a failed handoff is over."""
+    def end_rests(self, now: float, worker_id: str = "") -> None:
+        """Allow units again whose rest after a failed handoff is over, or ends with this report."""
         for entry in self.prefilled.values():
             place = entry.place
             assert isinstance(place, Prefilled), "the others are not listed"
-            rests = {unit: at for unit, at in place.rests.items() if at > now}
+            rests = {
+                unit: at
+                for unit, at in place.rests.items()
+                if at > now and (at < inf or unit.worker_id != worker_id)
+            }
             if len(rests) < len(place.rests):
                 entry.place = replace(place, rests=rests)

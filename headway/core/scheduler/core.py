@@ -68,7 +68,7 @@ class SchedulerCore:
         self._pools: dict[str, PrefillPool] = {}
         self._limits = SizeLimits(self._instances)
         self._books = Books(self._state, self._instances)
-        self._decode = DecodePlacer(self._state, self._instances, self._books)
+        self._decode = DecodePlacer(self._state, self._instances, self._books, self._pools)
         self._mover = Mover(self._state, self._instances, self._decode)
         self._wants = Wants(self._state, self._instances)
         self._gamma = GammaFits(self._state, self._instances)

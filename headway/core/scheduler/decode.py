@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
 from headway.cluster import UnitId
@@ -12,6 +13,7 @@ from headway.core.scheduler.books import Books
 from headway.core.scheduler.events import Chosen, Considered, Decision
 from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.places import Moving, OnUnit, Prefilled, Tracked
+from headway.core.scheduler.prefill import PrefillPool
 from headway.core.scheduler.state import SchedulerState
 from headway.messages import CancelStream, Handoff, HandoffResult, HeldRequest
 from headway.policies import registry
@@ -22,17 +24,26 @@ from headway.request import StreamKey
 
 Pool = tuple[str, str]
 """A model and a kind of KV (``WorkerInfo``): it can go between any two workers of a pool."""
+_MOST_REFUSED = 4
+"""Times that full units refuse a request until it waits for one that has room."""
 
 
 class DecodePlacer:
     """A placer of prefilled requests, in batches; the others wait for the next report."""
 
     def __init__(
-        self, state: SchedulerState, instances: Mapping[str, Instance], books: Books
+        self,
+        state: SchedulerState,
+        instances: Mapping[str, Instance],
+        books: Books,
+        pools: Mapping[str, PrefillPool],
     ) -> None:
         self._state = state
         self._instances = instances
         self._books = books
+        self._pools = pools
+        self._refused: dict[StreamKey, int] = {}
+        """How often units have refused a request, which then waits for their next reports."""
         self._placements: dict[str, Placement] = {}
         self._tables: dict[Pool, UnitTable] = {}
         self._changed: dict[str, None] = {}
@@ -57,9 +68,11 @@ class DecodePlacer:
 
     # --- adding and removing ----------------------------------------------------------
 
-    def retry(self) -> None:
-        """Try waiting requests again, after a change of loads or a new unit."""
+    def retry(self, worker_id: str = "") -> None:
+        """Try waiting requests again, after a change of loads, as of this worker, or a new unit."""
         self._stale = True
+        if worker_id and self._refused:
+            self._books.end_rests(-inf, worker_id)
 
     def add(self, entry: Tracked, held: HeldRequest, *, now: float) -> None:
         """Take a prefilled request whose worker holds the KV and waits for an order."""
@@ -76,18 +89,57 @@ class DecodePlacer:
             return
         self._stale = False
         for (model, kind), entries in sorted(self._by_pool().items()):
-            entries.sort(key=lambda entry: entry.yields)  # who yields is placed last
             units = self.units(model, kind)
             if not units and self._has_others(model):
                 self._replay(entries, kind)
                 continue
             considered = self.considered(entries, units)
-            choices = self.placement(model).place(entries, units)
-            for choice in choices:
-                choice.request.chosen(now)
-                self.hand_off(choice.request, choice.unit)
+            choices: list[Choice[Tracked]] = []
+            for group in self._in_turn(entries):
+                found = self.placement(model).place(group, units)
+                if len(found) < len(group):
+                    found += self._place_on_full(group, found, units)
+                for choice in found:
+                    choice.request.chosen(now)
+                    self.hand_off(choice.request, choice.unit)
+                choices += found
             if choices:
                 self.explain("placement", considered, choices, len(entries) - len(choices), now)
+
+    def _in_turn(self, entries: Sequence[Tracked]) -> Iterator[list[Tracked]]:
+        """Yield the requests of each tenant, who was served least first, the yielding last."""
+        counters = self._pools[entries[0].model].window.counters
+        groups: dict[tuple[bool, float, str], list[Tracked]] = {}
+        for entry in entries:
+            turn = entry.yields, counters.of(entry.tenant), entry.tenant
+            groups.setdefault(turn, []).append(entry)
+        for turn in sorted(groups):
+            yield groups[turn]
+
+    def _place_on_full(
+        self,
+        group: Sequence[Tracked],
+        placed: Sequence[Choice[Tracked]],
+        units: Sequence[DecodeUnit],
+    ) -> list[Choice[Tracked]]:
+        """Place a tenant's requests as if who was served more had left the units.
+
+        A worker keeps KV that comes in host memory, or refuses it and makes room in its next plan.
+        """
+        tenant, model, most = group[0].tenant, group[0].model, self._state.settings.moves.per_link
+        pool, wider = self._pools[model], list[DecodeUnit]()
+        for unit in units if pool.window.are_several else ():
+            instance = self._instances[unit.unit.worker_id]
+            place = tenant, instance, unit.unit.unit
+            num_blocks = max(pool.tenants.num_blocks(*place), pool.tenants.num_even(*place))
+            if num_blocks > unit.num_free_blocks and len(instance.inbound_keys) < most:
+                wider.append(replace(unit, num_free_blocks=num_blocks))
+        if not wider:
+            return []
+        gone = {choice.request.key for choice in placed}
+        left = [e for e in group if e.key not in gone and e.request is not None]
+        left = [e for e in left if self._refused.get(e.key, 0) < _MOST_REFUSED]
+        return self.placement(model).place(left, wider)
 
     def _by_pool(self) -> dict[Pool, list[Tracked]]:
         """Return the requests that wait for a decode unit, by where their KV may go."""
@@ -313,15 +365,28 @@ class DecodePlacer:
             self._books.stay(entry)
             return
         limits = self._state.settings.moves
-        until = now + limits.rest
+        until, num_refused = self._rest_of(entry, result, now)
         self._books.retry(entry, target, until)
         place = entry.place
         assert isinstance(place, Prefilled), "a handoff that failed is tried again"
-        if not result.retriable or place.num_failed >= limits.num_tried:
+        if not result.retriable or place.num_failed >= limits.num_tried + num_refused:
             self._give_up(source, entry, target, result)
             return
         self._rest_until = min(self._rest_until, until)
         self._stale = True
+
+    def _rest_of(self, entry: Tracked, result: HandoffResult, now: float) -> tuple[float, int]:
+        """Return until when a unit is left out that failed a handoff, and how often some have.
+
+        Where tenants share it, it may be full: then infinite, until its next report.
+        """
+        tracked, are_several = self._state.tracked, self._pools[entry.model].window.are_several
+        num_refused = self._refused.get(entry.key, 0)
+        if not (are_several and result.retriable) or num_refused >= _MOST_REFUSED:
+            return now + self._state.settings.moves.rest, num_refused
+        self._refused = {key: each for key, each in self._refused.items() if key in tracked}
+        self._refused[entry.key] = num_refused + 1
+        return inf, num_refused + 1
 
     def _give_up(
         self, source: Instance, entry: Tracked, target: UnitId, result: HandoffResult

@@ -100,8 +100,8 @@ class PrefillPool:
         if self._prefixes is not None:
             self._dispatching.matches = cast("FindMatches", self._matches)
         self._dispatching.whose = cast("Callable[[Waiting], Hashable]", whose)
-        self._tenants = UnitTenants(state, self.window)
-        self.window.in_service = self._tenants.charged
+        self.tenants = UnitTenants(state, self.window)
+        self.window.in_service = self.tenants.charged
         self._num_fruitless = 0
         """Turns since the last report or dispatch that nobody could use."""
         self._rest_until = -inf
@@ -137,7 +137,7 @@ class PrefillPool:
                 self._prefixes.rest(worker_id)
         self.window.counters.credit = CREDIT * self._chunks()
         if instance is None:
-            self._tenants.forget(worker_id)
+            self.tenants.forget(worker_id)
         if instance is None and self._prefixes is not None:
             self._prefixes.forget(worker_id)
 
@@ -189,7 +189,7 @@ class PrefillPool:
     def ended(self, instance: Instance, report: EndForward, *, now: float) -> None:
         """Book the loads and times of a pass. T̄ averages passes with prefill only."""
         worker_id, pass_time = instance.info.worker_id, report.pass_time
-        self._tenants.reported(instance.info, report.loads)
+        self.tenants.reported(instance.info, report.loads)
         self._num_fruitless, self._rest_until = 0, -inf
         had_backlog = instance.has_backlog
         for dispatch_id in report.dispatch_ids:
@@ -339,7 +339,7 @@ class PrefillPool:
             return False
         dispatch = self._send(instance, rooms, assigned, turn, now)
         if turn.capped and turn.max_requests is None:  # others hold nobody's prompt back
-            self._tenants.sent(assigned)
+            self.tenants.sent(assigned)
         used = {each.request.key: turn.own.get(each.request.key) for each in assigned}
         own = {key: each for key, each in used.items() if each is not None}
         self._dispatching.dispatched(turn._replace(own=own), dispatch.dispatch_id, now=now)
@@ -359,9 +359,9 @@ class PrefillPool:
         if not load.has_capacity:
             info = instance.info
             units = (UnitId(load.worker_id, unit) for unit in range(info.num_units))
-            rooms = (self._tenants.room(head.tenant, unit, info.chunk_tokens) for unit in units)
+            rooms = (self.tenants.room(head.tenant, unit, info.chunk_tokens) for unit in units)
             load = replace(load, has_capacity=True) if any(n > 0 for n in rooms) else load
-        return self._tenants.with_blocks(load, head, instance)
+        return self.tenants.with_blocks(load, head, instance)
 
     def _pack(
         self, groups: Sequence[Group], rooms: Sequence[Room], turn: Turn, now: float
@@ -375,7 +375,7 @@ class PrefillPool:
             pack = partial(self._packing.pack, capped=turn.capped, own=own)
             instance, capped = self._instances[turn.worker_id], turn.capped
             capped = capped and turn.max_requests is None
-            assigned = self._tenants.pack(everybody, rooms, instance, pack, capped=capped)
+            assigned = self.tenants.pack(everybody, rooms, instance, pack, capped=capped)
             taken = {each.request.key for each in assigned}
             groups = [
                 ([e for e in legacy if e.key not in taken], [e for e in new if e.key not in taken])

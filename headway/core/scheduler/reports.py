@@ -142,7 +142,7 @@ class WorkerReports:
         if report.loads and all(_is_idle(load) for load in report.loads):
             self._sweep(instance)
         self._pools[instance.info.model].ended(instance, report, now=now)
-        self._decode.retry()
+        self._decode.retry(instance.info.worker_id)
 
     def _sweep(self, instance: Instance) -> None:
         """End the requests believed to be on a worker that reports no load at all."""
@@ -246,7 +246,7 @@ class WorkerReports:
         for held in snapshot.held:
             self._take(instance, held, now)
         instance.report(snapshot.loads, now=now)
-        self._decode.retry()
+        self._decode.retry(worker_id)
 
     def _take(self, instance: Instance, held: HeldRequest, now: float) -> None:
         """Accept a worker's report that it holds a request.

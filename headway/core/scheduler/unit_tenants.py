@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from math import ceil
 from typing import NamedTuple, Protocol
 
 from headway.cluster import UnitId, UnitLoad, WorkerInfo
@@ -157,6 +158,18 @@ class UnitTenants:
         if len(others) == len(claims):
             return 0
         return instance.info.num_blocks - sum(claims[name] for name in others)
+
+    def num_even(self, tenant: str, instance: Instance, unit: int) -> int:
+        """Return the blocks that a tenant lacks to its part, if all on a unit had the same.
+
+        What prompts claim, and in proportion outputs: they are charged at their ends alone.
+        """
+        claims, total = instance.claims(unit), instance.info.num_blocks
+        num_claimed, num_tenants = sum(claims.values()), len(claims.keys() | {tenant})
+        if num_tenants < 2:
+            return 0
+        num_held = max(num_claimed, total - max(0, instance.num_free_blocks(unit)))
+        return total // num_tenants - ceil(claims.get(tenant, 0) * num_held / num_claimed)
 
     def with_blocks(self, load: InstanceLoad, entry: Tracked, instance: Instance) -> InstanceLoad:
         """Return a load with the blocks that a request's tenant finds, if it needs them."""

@@ -62,7 +62,7 @@ def _header_problem(header: KvHeader) -> str | None:
 def _reserve(
     state: WorkerState, request: Request, unit: int, num_computed_tokens: int
 ) -> WorkerAction:
-    """Take blocks; if none are free the KV may wait in host memory."""
+    """Take blocks; if none are free the KV may wait in host memory, or come a little later."""
     pool, host = state.units[unit].pool, state.units[unit].host
     # In a decode pool the prompt is not work; in a unified pool it is done already.
     num_cached = 0 if state.info.role is Role.UNIFIED else len(request.prompt_token_ids)
@@ -71,6 +71,7 @@ def _reserve(
     kv.num_computed = num_computed_tokens
     has_room = pool.grow(kv.blocks, request.num_tokens)
     if not (has_room or host.grow(kv.host_blocks, num_computed_tokens)):
+        state.units[unit].want(sequence)
         needed = blocks_for(request.num_tokens, pool.block_size)
         message = (
             f"unit {unit} has {pool.num_free} free KV blocks, the request needs {needed}: "

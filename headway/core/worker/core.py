@@ -295,6 +295,7 @@ class WorkerCore:
             for unit in self._state.units:
                 unit.host.settle()
                 in_pass += self._planner.plan(unit, now=now)
+            self._state.hear()
             if in_pass:
                 until = min(self._reports.due_at, self._planner.due_at)
                 planned = self._passes.begin(in_pass, until, now)

@@ -29,8 +29,11 @@ def start_handoff(state: WorkerState, handoff: Handoff, most_rounds: int) -> lis
     if handoff.target_address == state.info.address:
         message = "its target has gone: this worker has its address now"
         return [replace(_not_held(handoff), retriable=True, message=message)]
-    if sequence.ended is not None or not _may_leave(sequence):
+    if sequence.ended is not None:
         return [_not_held(handoff)]
+    if not _may_leave(sequence):
+        was_ready = sequence.hands_off and sequence.num_preemptions > 0  # others needed its blocks
+        return [replace(_not_held(handoff), retriable=was_ready)]
     if sequence.departure is not None:
         sequence.departure.repeat(handoff)
         return []

@@ -56,9 +56,10 @@ class FairTurns:
 
     def look(self, unit: WorkerUnit) -> None:
         """Note who is on a unit, before its part of a pass is planned."""
-        if len(self._seen) == 1 and unit.tenants.keys() == self._seen.keys():
+        wanted = {each.sequence.tenant for each in unit.wanted.values()}
+        if len(self._seen) == 1 and not wanted and unit.tenants.keys() == self._seen.keys():
             return  # alone
-        self._seen |= dict.fromkeys(unit.tenants, self._num_passes)
+        self._seen |= dict.fromkeys((*unit.tenants, *wanted), self._num_passes)
         since = self._num_passes - RECENT
         self._seen = {name: seen for name, seen in self._seen.items() if seen >= since}
         known = [self._served[name] for name in self._seen if name in self._served]
@@ -69,13 +70,19 @@ class FairTurns:
         self.levels = self._levels() if len(self._served) > 1 else {}
 
     def _withdraw(self, unit: WorkerUnit) -> None:
-        """Put newcomers that ask for more than their credit behind those who ask for less."""
+        """Put newcomers that ask for more than their credit behind those who ask for less.
+
+        Who was served more than the credit beyond one is ahead of it in any case.
+        """
         for name in list(self._fresh):
             if name not in self._served:
                 del self._fresh[name]
             elif unit.asks_much(name):
                 del self._fresh[name]
-                small = [had for n, had in self._served.items() if not unit.asks_much(n)]
+                least = self._served[name] + self._credit
+                small = [
+                    had for n, had in self._served.items() if had <= least and not unit.asks_much(n)
+                ]
                 behind = max(small, default=-inf) + self._credit / PARTS_BEHIND
                 self._served[name] = max(self._served[name], behind)
 

@@ -66,6 +66,8 @@ TRANSITIONS: Mapping[tuple[Stage, Event], Stage] = {
     (Stage.RUNNING, Event.RELEASED): Stage.GONE,
     (Stage.PREFILLED, Event.DEPARTS): Stage.LEAVING,
     (Stage.PREFILLED, Event.RUNS_ON): Stage.RUNNING,
+    (Stage.PREFILLED, Event.PREEMPTED): Stage.WAITING,
+    (Stage.PREFILLED, Event.SWAPS_OUT): Stage.SWAPPING_OUT,
     (Stage.PREFILLED, Event.RELEASED): Stage.GONE,
     (Stage.LEAVING, Event.RUNS_ON): Stage.RUNNING,
     (Stage.LEAVING, Event.WAITS_ON): Stage.WAITING,

@@ -106,6 +106,7 @@ class PassPlanner:
             gently=gently,
         )
         room.clear()
+        room.make_room()
         version = queue.version
         turns = self.turns if self.turns.levels else None
         is_same = turns is None and kept.refused_version == version  # blocks of others grow
@@ -180,7 +181,7 @@ class PassPlanner:
         kept, pool = self._units[unit.unit], unit.pool
         queue = kept.queue
         self.turns.look(unit)
-        if queue.is_outdated or self.turns.levels:
+        if queue.is_outdated or self.turns.levels or unit.wanted:
             return None
         if queue.due_at <= now:
             clock.catch_up()

@@ -132,6 +132,8 @@ class BlockAllocator:
         """True while others may still be admitted."""
         self.is_short = False
         """True if a preemption was needed and not allowed."""
+        self._num_promised = 0
+        """Blocks that are kept for requests of other workers."""
         self.yielded: Place[Sequence] | None = None
         """The best of the preempted requests: nobody behind it is admitted."""
 
@@ -143,16 +145,56 @@ class BlockAllocator:
                 if self._gently:
                     return self._close(is_short=True)
                 victims = self._victims(sequence)
+                if not victims and self._call_back(sequence):
+                    self._unit.admit(sequence)
+                    return True
             if not victims:
                 return self._close()
+        self._take_from(victims, sequence)
+        self._unit.admit(sequence)
+        return True
+
+    def make_room(self) -> None:
+        """Take blocks from who is ahead for who is to come, and keep them for a few plans."""
+        spare, self._spare = self._spare, 0  # it is nobody's that comes from another worker
+        for wanted in list(self._unit.wanted.values()):
+            sequence = wanted.sequence
+            if not self._fits(sequence):
+                victims = [] if self._gently else self._victims(sequence)
+                self._take_from(victims, sequence)
+                self._unit.has_made_room |= bool(victims)
+                self.is_short = self.is_short or self._gently
+            if self._fits(sequence):
+                self._num_promised += blocks_for(sequence.num_tokens, self._unit.pool.block_size)
+            wanted.num_plans -= not self._gently
+            if wanted.num_plans <= 0:
+                del self._unit.wanted[sequence.key]
+        self._spare = spare
+
+    def _take_from(self, victims: list[Place[Sequence]], sequence: Sequence) -> None:
+        """Preempt running requests for another one."""
         for place in victims:
             victim = place[2].candidate
             is_voluntary = self._may_preempt(victim, sequence)
             self._preempt(victim, voluntary=is_voluntary, cause=FOR_OTHERS)
         if victims:
             self.yielded = min(victims if self.yielded is None else [*victims, self.yielded])
-        self._unit.admit(sequence)
-        return True
+
+    def _call_back(self, sequence: Sequence) -> bool:
+        """Preempt those that wait for a handoff and are ahead, newest first, if that is enough."""
+        held, found, num_blocks = self._held_with(sequence), list[Sequence](), 0
+        for each in reversed(self._unit.holding.values()):
+            is_waiting = each.stage is Stage.PREFILLED and each.departure is None
+            if not (is_waiting and self._turns.yields(each, sequence, held)):
+                continue
+            found.append(each)
+            held[each.tenant] -= len(each.kv.blocks)
+            num_blocks += self._unit.pool.num_own(each.kv.blocks)
+            if self._fits(sequence, num_blocks):
+                for victim in found:
+                    self._preempt(victim, voluntary=False, cause=FOR_OTHERS)
+                return True
+        return False
 
     def clear(self) -> None:
         """Preempt ahead of need, from the end of the order, until the reserve is free.
@@ -169,7 +211,7 @@ class BlockAllocator:
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Give it blocks for ``num_tokens``; preempt who gives way, or else the last, if needed."""
-        while not self._unit.pool.grow(sequence.kv.blocks, num_tokens):
+        while not self._grows(sequence, num_tokens):
             if self._gently:
                 return self._close(is_short=True)
             victim = self._next_victim(sequence)
@@ -182,6 +224,15 @@ class BlockAllocator:
                 return False
         return True
 
+    def _grows(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Extend its blocks; False, and no change, if there are none, or they are for others."""
+        pool, blocks = self._unit.pool, sequence.kv.blocks
+        if self._num_promised and self._turns.is_ahead(sequence):
+            missing = blocks_for(num_tokens, pool.block_size) - len(blocks)
+            if missing > pool.num_free - self._num_promised:
+                return False
+        return pool.grow(blocks, num_tokens)
+
     def _close(self, *, is_short: bool = False) -> bool:
         self.is_open = False
         self.is_short = self.is_short or is_short
@@ -192,7 +243,7 @@ class BlockAllocator:
         pool = self._unit.pool
         num_free = pool.num_free + num_blocks
         spare = self._spare if num_free < pool.num_blocks else 0
-        needed = blocks_for(sequence.num_tokens, pool.block_size) + spare
+        needed = blocks_for(sequence.num_tokens, pool.block_size) + spare + self._num_promised
         if needed <= num_free:
             return True
         if num_blocks or sequence.kv.num_computed or not sequence.kv.hashes:

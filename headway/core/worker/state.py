@@ -131,6 +131,14 @@ class WorkerState:
         """Return the next pass's copies of prefixes to host memory."""
         return tuple(swap for unit in self.units for swap in unit.save())
 
+    def hear(self) -> None:
+        """Note for the scheduler what the plan of a pass took from whom."""
+        for unit in self.units:
+            self.news.prefilled += [sequence.held() for sequence in unit.unheld]
+            self.news.has_freed_blocks |= unit.has_made_room
+            unit.unheld.clear()
+            unit.has_made_room = False
+
     def take_ended(self) -> tuple[StreamKey, ...]:
         """Return and clear the requests released since the last pass."""
         ended = tuple([key for unit in self.units for key in unit.released])

@@ -47,6 +47,14 @@ class PrefixCounts:
     num_host_hit_tokens: int = 0
 
 
+@dataclass(slots=True)
+class Unplaced:
+    """A request that another worker offered in vain, and the plans for which it is remembered."""
+
+    sequence: Sequence
+    num_plans: int = 8
+
+
 class WorkerUnit:
     """One DP unit: its block pool, its host memory, and its requests by key.
 
@@ -100,6 +108,12 @@ class WorkerUnit:
         """Weighted tokens that they asked for, by tenant, as far as is expected."""
         self._flooding: Counter[str] = Counter()
         """Requests whose tenants have many more in the scheduler, by tenant."""
+        self.wanted: dict[StreamKey, Unplaced] = {}
+        """Requests of other workers that found no room, and whose tenants may be given some."""
+        self.unheld: list[Sequence] = []
+        """Requests that held their KV for a handoff, and had to leave their blocks to others."""
+        self.has_made_room = False
+        """True if blocks were freed for one of ``wanted``; the scheduler is yet to be told."""
         self.prompts: dict[StreamKey, Sequence] = {}
         """Requests of ``holding`` that may lack prompt tokens; readers leave out who decodes."""
         self._making: dict[BlockHash, Sequence] = {}
@@ -130,6 +144,7 @@ class WorkerUnit:
             num_blocks += len(self._readable(names[num_blocks:]))
             kv.num_hit_tokens = num_blocks * self.pool.block_size
         self.sequences[sequence.key] = sequence
+        self.wanted.pop(sequence.key, None)
         self._hold(sequence)
         self.recount(sequence)
         self._count_tenant(request, 1)
@@ -314,6 +329,8 @@ class WorkerUnit:
         """Take its blocks; copy its KV to host memory if that is faster than computing it again."""
         kv, event = sequence.kv, Event.SWAPS_OUT
         num_lost = kv.num_computed
+        if sequence.stage is Stage.PREFILLED:
+            self.unheld.append(sequence)
         if not (self._is_swap_sooner(sequence) and self.host.swap_out(sequence.key, kv)):
             kv.num_computed, event = 0, Event.PREEMPTED
         self.pool.release(kv.blocks)
@@ -365,6 +382,11 @@ class WorkerUnit:
         else:
             num_shared = self.pool.retire(kv.blocks)
             self.host.prefixes.retire(names[num_shared:])
+
+    def want(self, sequence: Sequence) -> None:
+        """Note a request that found no room: the next plans take it from who is ahead of it."""
+        if not self.tenants.keys() <= {sequence.tenant}:
+            self.wanted[sequence.key] = Unplaced(sequence)
 
     def asks_much(self, tenant: str) -> bool:
         """Return whether a tenant asks for more than a newcomer's credit, here or elsewhere."""

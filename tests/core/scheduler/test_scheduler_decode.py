@@ -12,6 +12,7 @@ from headway.cluster import Adapter, Role, UnitLoad, WorkerInfo
 from headway.core.scheduler.events import WorkerReported
 from headway.core.scheduler.settings import MoveLimits
 from headway.messages import CancelStream, Handoff, HandoffResult
+from headway.service_class import Standing
 from tests.fakes.scheduler_text import (
     SchedulerHarness,
     decoding_cluster,
@@ -273,3 +274,53 @@ def test_a_placement_says_who_was_considered_and_what_each_scored() -> None:
     assert [(c.request_id, c.unit.worker_id, c.score) for c in decision.chosen] == [
         ("r1", "d1", (0, 0))
     ]
+
+
+# --- several tenants --------------------------------------------------------------------
+
+FLOOD, MINE = Standing("flood"), Standing("mine")
+
+
+def prefill(scheduler: SchedulerHarness, stream_id: int, standing: Standing) -> None:
+    scheduler.submit(stream_id, standing=standing)
+    scheduler.prefill("p", stream_id)
+
+
+def test_who_was_served_less_is_placed_first() -> None:
+    scheduler = make_cluster()
+    scheduler.connect(make_info("d", Role.DECODE), loads=(UnitLoad(0, 0, 9, 900, 1),))
+    for stream_id in (1, 2):
+        prefill(scheduler, stream_id, FLOOD)
+    prefill(scheduler, 3, MINE)
+    scheduler.end_forward("d", free=2, running=8, kv_tokens=800)
+    assert targets(scheduler) == [(3, "d")]
+
+
+def full_of_a_flood() -> SchedulerHarness:
+    """Decoder d has no block that the flood does not hold, and two prompts wait for it."""
+    scheduler = make_cluster("d", blocks=6, running=3, standings=dict.fromkeys((1, 2, 3), FLOOD))
+    scheduler.end_forward("d", free=0, running=3, kv_tokens=33)
+    prefill(scheduler, 4, FLOOD)
+    prefill(scheduler, 5, MINE)
+    return scheduler
+
+
+def test_a_unit_that_a_flood_fills_takes_who_was_served_less() -> None:
+    scheduler = full_of_a_flood()
+    assert targets(scheduler)[3:] == [(5, "d")]
+    scheduler.handed_off("p")
+    assert scheduler.placed()[-1] == (5, "d")
+
+
+def test_where_it_is_refused_it_waits_for_the_next_report_of_that_unit() -> None:
+    scheduler = full_of_a_flood()
+    for num_asked in range(1, 5):
+        assert targets(scheduler)[3:] == [(5, "d")] * num_asked
+        scheduler.handed_off("p", ok=False)
+        scheduler.end_forward("p")
+        assert targets(scheduler)[3:] == [(5, "d")] * num_asked
+        scheduler.end_forward("d", free=0, running=3, kv_tokens=33)
+    assert targets(scheduler)[3:] == [(5, "d")] * 4, "then it waits for blocks that are free"
+    scheduler.end_forward("d", free=2, running=2, kv_tokens=22)
+    assert targets(scheduler)[3:] == [(5, "d")] * 5
+    assert scheduler.lost() == []

@@ -9,14 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.cluster import Role
 from headway.core.token_counters import CREDIT, OUTPUT_WEIGHT
 from headway.cost.pass_time import PassTime
 from headway.forward_pass import PassItem
+from headway.messages import CancelStream, Handoff, HandoffResult
 from headway.policies import registry
 from headway.policies.batching import Batching
 from headway.policies.batching.fcfs import Fcfs
+from headway.request import Request, StreamKey
 from headway.service_class import NO_STANDING, ServiceClass, Standing
+from tests.fakes.paged import WorkerHarness, expected_output, transfer
 from tests.fakes.plans import Planned, make_planned, names
+from tests.fakes.worker_core import dispatch, make_request, make_worker, output_of, reports
 
 CHUNK, PLACES = 16, 4
 FLOOD, MINE = Standing("flood"), Standing("mine")
@@ -31,6 +36,10 @@ def flooded(policy: Batching | None = None, *, places: int = 0, blocks: int = 10
         unit.come(name, 4, 400, standing=FLOOD)
     unit.step(20)
     return unit
+
+
+def results(worker: WorkerHarness) -> list[HandoffResult]:
+    return [each for each in worker.log if isinstance(each, HandoffResult)]
 
 
 def tokens(items: list[PassItem]) -> Counter[str]:
@@ -63,6 +72,19 @@ def test_who_comes_with_more_than_its_credit_goes_behind_who_was_there(floods: b
     assert all(100 in names(unit.step()) for _ in range(3))
 
 
+def test_who_was_there_for_long_and_asks_for_much_goes_behind_no_hog() -> None:
+    unit = make_planned(Fcfs(), chunk=64, max_running=1, blocks=9999)
+    unit.come(0, 4, 4000, standing=FLOOD)
+    unit.come(1, 4, 4000, standing=FLOOD)
+    for name in range(2, 12):
+        unit.come(name, 4, 1, standing=MINE)
+        unit.step(50)
+    for name in range(20, 110):
+        unit.come(name, 4, 400, standing=MINE)
+    unit.step()
+    assert unit.planner.turns.levels == {"mine": 0.0, "flood": 1.0}
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_newcomer_has_blocks_at_once_where_a_flood_has_taken_all(name: str) -> None:
     unit = flooded(registry.make("batching", name), blocks=80)
@@ -86,6 +108,64 @@ def test_blocks_are_taken_from_who_holds_more_alone() -> None:
     for sequence in unit.state.units[0].sequences.values():
         held[sequence.tenant] += len(sequence.kv.blocks)
     assert held["mine"] <= held["flood"] <= held["mine"] + 3
+
+
+def of(standing: Standing, name: int, max_tokens: int = 5) -> Request:
+    return replace(make_request(name, 8, max_tokens=max_tokens), standing=standing)
+
+
+def test_who_waits_for_a_handoff_leaves_its_blocks_to_who_was_served_less() -> None:
+    prefiller = make_worker(Role.PREFILL, blocks=8, watermark=0.0)
+    prefiller.post(dispatch(*(of(FLOOD, name) for name in range(1, 5))))
+    prefiller.run_all()
+    assert prefiller.core.loads[0].num_free_blocks == 0
+    prefiller.post(dispatch(of(MINE, 9), dispatch_id=2))
+    prefiller.run_all()
+    told = [
+        (held.key.stream_id, held.awaiting_handoff) for held in reports(prefiller)[-1].prefilled
+    ]
+    assert told == [(4, False), (9, True)]
+    prefiller.post(Handoff(StreamKey("g", 4), "w2", "w2:1", 0, 1))
+    assert [(r.ok, r.retriable) for r in results(prefiller)] == [(False, True)]
+    for name in (1, 2):
+        prefiller.post(CancelStream(StreamKey("g", name)))
+    prefiller.run_all()
+    assert output_of(prefiller, 4) == expected_output(range(5, 13), 2), "its prompt, once more"
+
+
+def test_a_full_decoder_refuses_who_was_served_less_once_and_makes_room() -> None:
+    decoder, source = make_worker(Role.DECODE, blocks=8, watermark=0.0), make_worker(Role.PREFILL)
+    decoder.post(dispatch(*(of(FLOOD, name, max_tokens=20) for name in range(1, 4))))
+    for _ in range(3):
+        decoder.run_pass()
+    source.post(dispatch(of(MINE, 9, max_tokens=6)))
+    source.run_all()
+    order = Handoff(StreamKey("g", 9), "w2", "w2:1", 0, 1)
+    source.post(order)
+    assert not transfer(source, decoder)
+    decoder.run_pass()
+    decoder.run_pass()
+    assert decoder.core.loads[0].num_free_blocks >= 3, "and the flood does not grow into them"
+    assert reports(decoder)[-1].loads[0].num_free_blocks >= 3
+    source.post(order)
+    assert transfer(source, decoder)
+    decoder.run_all()
+    outputs = output_of(source, 9) + output_of(decoder, 9)
+    assert outputs == expected_output(range(10, 18), 6)
+    for name in range(1, 4):
+        assert output_of(decoder, name) == expected_output(range(name + 1, name + 9), 20)
+
+
+def test_room_is_kept_for_who_does_not_come_for_a_few_passes() -> None:
+    decoder, source = make_worker(Role.DECODE, blocks=8, watermark=0.0), make_worker(Role.PREFILL)
+    decoder.post(dispatch(*(of(FLOOD, name, max_tokens=20) for name in range(1, 4))))
+    decoder.run_pass()
+    source.post(dispatch(of(MINE, 9)))
+    source.run_all()
+    source.post(Handoff(StreamKey("g", 9), "w2", "w2:1", 0, 1))
+    assert not transfer(source, decoder)
+    decoder.run_all()
+    assert decoder.ends.keys() == {1, 2, 3}
 
 
 tenants = st.lists(st.sampled_from(("a", "b", "c")), min_size=6, max_size=30)
