@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.core.scheduler.places import InWindow, Tracked
-from headway.core.scheduler.window import DispatchWindow
+from headway.core.scheduler.window import DispatchWindow, is_left_over
 from headway.errors import HeadwayError
 from headway.policies.packing.flow_control import FlowControl, FlowLevel
 from tests.fakes.scheduler_text import key, make_request
@@ -30,8 +30,7 @@ def cycles(window: DispatchWindow, count: int, *, start: float = 0.0) -> None:
 
 
 def admitted(window: DispatchWindow) -> list[int]:
-    legacy, new = window.split()
-    return [entry.key.stream_id for entry in (*legacy, *new)]
+    return [entry.key.stream_id for entry in window.admitted]
 
 
 def test_a_request_that_was_left_over_is_legacy_in_the_next_cycle() -> None:
@@ -39,9 +38,7 @@ def test_a_request_that_was_left_over_is_legacy_in_the_next_cycle() -> None:
     add(window, 1)
     cycles(window, 1)
     add(window, 2)
-    legacy, new = window.split()
-    assert [e.key for e in legacy] == [key(1)]
-    assert [e.key for e in new] == [key(2)]
+    assert [(e.key, is_left_over(e)) for e in window.admitted] == [(key(1), True), (key(2), False)]
 
 
 def test_waiting_up_to_the_limit_triggers_nothing() -> None:

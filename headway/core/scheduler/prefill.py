@@ -19,7 +19,7 @@ from headway.core.scheduler.prefixes import IndexMatches, Prefixes
 from headway.core.scheduler.state import SchedulerState
 from headway.core.scheduler.unit_tenants import UnitTenants
 from headway.core.scheduler.window import Yielding
-from headway.core.scheduler.windows import Group, TenantWindows, heads, whose
+from headway.core.scheduler.windows import Group, TenantWindows, whose
 from headway.core.token_counters import CREDIT
 from headway.cost.costs import Constant, Source
 from headway.errors import Code
@@ -317,13 +317,10 @@ class PrefillPool:
 
     def _use(self, turn: Turn, now: float) -> bool:
         instance = self._instances[turn.worker_id]
-        legacy, new = (
-            [e for e in part if self._may_take(instance, e)]
-            for part in self.window.split(turn.keys)
-        )
         rooms, chunk = instance.rooms(), instance.info.chunk_tokens
-        if self.window.are_several:
-            legacy, new = heads(legacy, new, chunk * len(rooms))
+        most = chunk * len(rooms) if self.window.are_several else inf
+        takes = partial(self._may_take, instance)
+        legacy, new = self.window.split(turn.keys, takes=takes, num_tokens=most)
         if turn.max_requests is None:
             groups = self.window.groups(legacy, new, sum(max(0, room.capacity) for room in rooms))
         else:

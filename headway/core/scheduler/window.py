@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from heapq import heapify, heappop, heappush
+from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
@@ -24,6 +24,25 @@ class Yielding(NamedTuple):
         return Yielding(self.num_requests + num_requests, self.num_tokens + num_tokens)
 
 
+NOTHING_YIELDS = Yielding()
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over windows that share them, so that nobody adds thousands up.
+
+    ``num_admitted``: requests that may be dispatched, ``num_readers`` of them pass others on a
+    full unit.
+    """
+
+    num_admitted: int = 0
+    num_readers: int = 0
+    backlog_tokens: int = 0
+    yielding: Yielding = NOTHING_YIELDS
+    held: Collection[StreamKey] = ()
+    """Requests that wait for one unit by choice: flow control does not count their cycles."""
+
+
 class DispatchWindow:
     """Waiting requests of one model, in order of arrival here.
 
@@ -37,20 +56,19 @@ class DispatchWindow:
         self,
         flow_control: FlowControl,
         entered: Callable[[Tracked], object] | None = None,
+        totals: Totals | None = None,
     ) -> None:
+        self._totals = totals or Totals()
         self._flow_control = flow_control
         self._entered = entered
         self._admitted: dict[StreamKey, Tracked] = {}
         self._door: dict[StreamKey, Tracked] = {}
-        self._deadlines: list[tuple[float, StreamKey]] = []
         self.backlog_tokens = 0
         self.yielding = Yielding()
         self._credit = 0.0
         self.cycle = 0
         self._cycle_at = -inf
         self._readers: set[StreamKey] = set()
-        self.held: Collection[StreamKey] = ()
-        """Requests that wait for one unit by choice: flow control does not count their cycles."""
 
     # --- reading ----------------------------------------------------------------------
 
@@ -65,11 +83,6 @@ class DispatchWindow:
         return len(self._admitted)
 
     @property
-    def has_readers(self) -> bool:
-        """True if a request waits that passes others on a full unit, and may be dispatched."""
-        return bool(self._readers)
-
-    @property
     def admitted(self) -> Collection[Tracked]:
         """Requests that may be dispatched, by arrival here; a live view."""
         return self._admitted.values()
@@ -82,7 +95,8 @@ class DispatchWindow:
     @property
     def longest_wait(self) -> int:
         """Cycles for which the longest waiting request has been left over, but for those held."""
-        first = next((e for key, e in self._admitted.items() if key not in self.held), None)
+        held = self._totals.held
+        first = next((e for key, e in self._admitted.items() if key not in held), None)
         return self.cycle - first.cycle if first is not None else 0
 
     @property
@@ -90,21 +104,9 @@ class DispatchWindow:
         """The level of flow control for an arriving request."""
         return self._flow_control.level(self.longest_wait)
 
-    @property
-    def next_deadline(self) -> float:
-        """The earliest deadline; infinite for none."""
-        return self._deadlines[0][0] if self._deadlines else inf
-
-    def split(self, keys: Iterable[StreamKey] | None = None) -> tuple[list[Tracked], list[Tracked]]:
-        """Return (requests left over from earlier cycles, new requests), of these keys if given."""
-        legacy: list[Tracked] = []
-        new: list[Tracked] = []
-        for key in self._admitted if keys is None else keys:
-            entry = self._admitted.get(key)
-            if entry is None:
-                continue
-            (legacy if _is_left_over(entry) else new).append(entry)
-        return legacy, new
+    def find(self, key: StreamKey) -> Tracked | None:
+        """Return a request that may be dispatched, by its key."""
+        return self._admitted.get(key)
 
     # --- adding and removing ----------------------------------------------------------
 
@@ -115,7 +117,7 @@ class DispatchWindow:
             self._enter(entry)
         else:
             self._door[entry.key] = entry
-        self._count(entry, entry.request.deadline_at)
+        self._weigh(entry, 1)
 
     def take_back(self, entry: Tracked) -> None:
         """Put a request that had entered before in its old place, by its ``cycle``."""
@@ -131,52 +133,54 @@ class DispatchWindow:
             behind.append(last)
         for each in (entry, *reversed(behind)):
             self._admitted[each.key] = each
-        self._note_reader(entry)
-        self._count(entry, entry.request.deadline_at)
-
-    def _count(self, entry: Tracked, deadline_at: float) -> None:
+        self._note_entry(entry)
         self._weigh(entry, 1)
-        if deadline_at < inf:
-            heappush(self._deadlines, (deadline_at, entry.key))
-            self._compact()
-
-    def _compact(self) -> None:
-        """Drop the deadlines of removed requests once they are the majority."""
-        if len(self._deadlines) > 64 + 2 * self.num_waiting:
-            alive = self._admitted.keys() | self._door.keys()
-            self._deadlines = [d for d in self._deadlines if d[1] in alive]
-            heapify(self._deadlines)
 
     def _enter(self, entry: Tracked) -> None:
         entry.cycle = self.cycle
         self._admitted[entry.key] = entry
-        self._note_reader(entry)
+        self._note_entry(entry)
         if self._entered is not None:
             self._entered(entry)
 
-    def _note_reader(self, entry: Tracked) -> None:
+    def _note_entry(self, entry: Tracked) -> None:
+        self._totals.num_admitted += 1
         if entry.passes_others:
             self._readers.add(entry.key)
+            self._totals.num_readers += 1
 
-    def remove(self, key: StreamKey) -> None:
-        """Remove a request that was cancelled or is elsewhere."""
-        self._readers.discard(key)
-        entry = self._admitted.pop(key, None) or self._door.pop(key, None)
+    def _leave(self, key: StreamKey) -> Tracked | None:
+        """Take out and return a request that may be dispatched, if it is one."""
+        entry = self._admitted.pop(key, None)
+        if entry is not None:
+            self._totals.num_admitted -= 1
+            self._totals.num_readers -= key in self._readers
+            self._readers.discard(key)
+        return entry
+
+    def remove(self, key: StreamKey) -> Tracked | None:
+        """Remove and return a request that was cancelled or is elsewhere, if it is here."""
+        entry = self._leave(key) or self._door.pop(key, None)
         if entry is not None:
             self._weigh(entry, -1)
         self._open_door()
+        return entry
 
     def _weigh(self, entry: Tracked, sign: int) -> None:
         """Count a request in (1) or out (-1)."""
         self.backlog_tokens += sign * entry.num_tokens
+        self._totals.backlog_tokens += sign * entry.num_tokens
         if entry.yields:
-            self.yielding = self.yielding.plus(sign, sign * entry.num_tokens)
+            more = sign, sign * entry.num_tokens
+            self.yielding = self.yielding.plus(*more)
+            self._totals.yielding = self._totals.yielding.plus(*more)
 
     def dispatched(self, keys: Iterable[StreamKey]) -> None:
         """Remove dispatched requests; each lets further requests enter from the door."""
         for key in keys:
-            self._weigh(self._admitted.pop(key), -1)
-            self._readers.discard(key)
+            entry = self._leave(key)
+            assert entry is not None, "what is dispatched had entered"
+            self._weigh(entry, -1)
             self._credit += self._flow_control.throttle
         self._open_door()
 
@@ -196,7 +200,7 @@ class DispatchWindow:
         turns have ``rested``, all cycles since the last one count.
         """
         for entry in reversed(self._admitted.values()):
-            if _is_left_over(entry):
+            if is_left_over(entry):
                 break  # as were all before it
             leave_over(entry)
         if self._admitted and now >= self._cycle_at + cycle_time:
@@ -204,19 +208,9 @@ class DispatchWindow:
             self.cycle += max(num_cycles, 1)
             self._cycle_at = now
 
-    def expire(self, *, now: float) -> list[Tracked]:
-        """Remove and return the requests whose deadline has passed."""
-        expired: list[Tracked] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            key = heappop(self._deadlines)[1]
-            entry = self._admitted.get(key) or self._door.get(key)
-            if entry is not None:
-                self.remove(key)
-                expired.append(entry)
-        return expired
 
-
-def _is_left_over(entry: Tracked) -> bool:
+def is_left_over(entry: Tracked) -> bool:
+    """Return whether an earlier dispatch cycle has left a request over."""
     return isinstance(entry.place, InWindow) and entry.place.left_over
 
 

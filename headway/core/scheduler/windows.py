@@ -8,13 +8,13 @@ after all others, except for their floor: a share of the dispatched tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain
 from math import inf
 
 from headway.core.scheduler.charges import Charges
 from headway.core.scheduler.places import Tracked
-from headway.core.scheduler.window import DispatchWindow, Yielding
+from headway.core.scheduler.window import DispatchWindow, Totals, Yielding, is_left_over
 from headway.core.token_counters import OUTPUT_WEIGHT, TokenCounters
 from headway.policies.packing.flow_control import FlowControl, FlowLevel
 from headway.request import StreamKey
@@ -34,21 +34,25 @@ class _InTurn(Collection[Tracked]):
     Each tenant's are by arrival here. What is not looked at costs nothing.
     """
 
-    def __init__(self, windows: Mapping[str, DispatchWindow], counters: TokenCounters) -> None:
+    def __init__(
+        self, windows: Mapping[str, DispatchWindow], totals: Totals, counters: TokenCounters
+    ) -> None:
         self._windows = windows
+        self._totals = totals
         self._counters = counters
 
     def __len__(self) -> int:
-        return sum(window.num_admitted for window in self._windows.values())
+        return self._totals.num_admitted
 
     def __iter__(self) -> Iterator[Tracked]:
-        windows, counter = self._windows.values(), self._counters.of
-        if not any(window.yielding.num_requests for window in windows):
-            yield from by_turns((window.admitted for window in windows), counter, cost_of)
+        windows, counter = self._windows, self._counters.of
+        if not self._totals.yielding.num_requests:
+            queues = {name: window.admitted for name, window in windows.items()}
+            yield from by_turns(queues, counter, cost_of)
             return
         for yields in (False, True):
-            queues = [_yielding(window.admitted, yields) for window in windows]
-            yield from by_turns(queues, counter, cost_of)
+            those = {name: _yielding(each.admitted, yields) for name, each in windows.items()}
+            yield from by_turns(those, counter, cost_of)
 
     def __contains__(self, entry: object) -> bool:
         return any(entry in window.admitted for window in self._windows.values())
@@ -65,6 +69,8 @@ class TenantWindows:
         self._flow_control = flow_control
         self._entered = entered
         self._windows: dict[str, DispatchWindow] = {}
+        self._totals = Totals()
+        self._deadlines: list[tuple[float, StreamKey]] = []
         self._tenants: dict[StreamKey, str] = {}
         self._waiting: dict[str, None] = {}
         self._classed: dict[StreamKey, ServiceClass] = {}
@@ -78,25 +84,24 @@ class TenantWindows:
 
     def hold(self, keys: Collection[StreamKey]) -> None:
         """Note which requests wait for one unit by choice, in place of those before."""
-        for window in self._windows.values():
-            window.held = keys
+        self._totals.held = keys
 
     # --- reading ----------------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
         """Number of all requests, including those at the doors."""
-        return sum(window.num_waiting for window in self._windows.values())
+        return len(self._tenants)
 
     @property
     def num_admitted(self) -> int:
         """Number of requests that may be dispatched."""
-        return sum([window.num_admitted for window in self._windows.values()])
+        return self._totals.num_admitted
 
     @property
     def has_readers(self) -> bool:
         """True if a request waits that passes others on a full unit, and may be dispatched."""
-        return any(window.has_readers for window in self._windows.values())
+        return self._totals.num_readers > 0
 
     @property
     def are_several(self) -> bool:
@@ -111,27 +116,26 @@ class TenantWindows:
     @property
     def backlog_tokens(self) -> int:
         """Tokens to compute of all requests, including those at the doors."""
-        return sum(window.backlog_tokens for window in self._windows.values())
+        return self._totals.backlog_tokens
 
     @property
     def yielding(self) -> Yielding:
         """What yields by its class, of all requests."""
-        found = [window.yielding for window in self._windows.values()]
-        return Yielding(sum(e.num_requests for e in found), sum(e.num_tokens for e in found))
+        return self._totals.yielding
 
     @property
     def admitted(self) -> Collection[Tracked]:
         """Requests that may be dispatched, in turn, of one tenant by arrival here; a live view."""
-        windows = {name: each for name, each in self._windows.items() if each.num_admitted}
+        windows = {name: self._windows[name] for name in self._waiting}
         if len(windows) == 1:
             return next(iter(windows.values())).admitted
-        return _InTurn(windows, self.counters)
+        return _InTurn(windows, self._totals, self.counters)
 
     @property
     def next(self) -> Tracked | None:
         """The first request, which does not yield, of the tenant that was served least."""
-        windows = (self._windows[tenant] for tenant in sorted(self._waiting, key=self.counters.of))
-        for window in windows:
+        for tenant in ascending(self._waiting, self.counters.of):
+            window = self._windows[tenant]
             if window.num_admitted and window.yielding.num_requests < window.num_waiting:
                 found = next((entry for entry in window.admitted if not entry.yields), None)
                 if found is not None:  # else it is at the door
@@ -171,7 +175,7 @@ class TenantWindows:
     @property
     def next_deadline(self) -> float:
         """The earliest deadline; infinite for none."""
-        return min([window.next_deadline for window in self._windows.values()], default=inf)
+        return self._deadlines[0][0] if self._deadlines else inf
 
     @property
     def cycle(self) -> int:
@@ -184,16 +188,51 @@ class TenantWindows:
         for window in self._windows.values():
             window.cycle = cycle
 
-    def split(self, keys: Iterable[StreamKey] | None = None) -> tuple[list[Tracked], list[Tracked]]:
-        """Return (requests left over from earlier cycles, new requests), of these keys if given."""
+    def split(
+        self,
+        keys: Iterable[StreamKey] | None = None,
+        *,
+        takes: Callable[[Tracked], bool] = lambda _: True,
+        num_tokens: float = inf,
+    ) -> tuple[list[Tracked], list[Tracked]]:
+        """Return (requests left over from earlier cycles, new requests), of these keys if given.
+
+        ``takes``: returns whether a request may go where the turn is. A dispatch there has room
+        for ``num_tokens``: of each tenant and class those in front are returned that might be
+        packed, by order of arrival. So a long flood costs a turn little.
+        """
         legacy: list[Tracked] = []
         new: list[Tracked] = []
-        listed = None if keys is None else list(keys)
-        for window in self._windows.values():
-            left_over, fresh = window.split(listed)
-            legacy += left_over
-            new += fresh
+        for queue in self._queues(keys):
+            for entry in self._first(filter(takes, queue), _MOST_CHUNKS * num_tokens):
+                (legacy if is_left_over(entry) else new).append(entry)
         return legacy, new
+
+    def _first(self, queue: Iterable[Tracked], most: float) -> Iterator[Tracked]:
+        """Yield of each class those in front, until they have ``most`` tokens."""
+        left: dict[tuple[str, str], float] = {}
+        for entry in queue:
+            if most < inf:
+                who = whose(entry)
+                rest = left.get(who, most)
+                left[who] = rest - max(1, entry.num_tokens)
+                if rest <= 0 and not self._classed:
+                    return  # those behind are of the same tenant and class
+                if rest <= 0:
+                    continue
+            yield entry
+
+    def _queues(self, keys: Iterable[StreamKey] | None) -> Iterable[Collection[Tracked]]:
+        """Return the requests that may be dispatched by tenant, of these keys if given."""
+        if keys is None:
+            return [self._windows[tenant].admitted for tenant in self._waiting]
+        found: dict[str, list[Tracked]] = {}
+        for key in keys:
+            tenant = self._tenants.get(key)
+            entry = self._windows[tenant].find(key) if tenant is not None else None
+            if entry is not None:
+                found.setdefault(entry.tenant, []).append(entry)
+        return found.values()
 
     # --- adding and removing ----------------------------------------------------------
 
@@ -201,6 +240,7 @@ class TenantWindows:
         """Add a request; a later attempt passes the door."""
         window = self._window_for(entry)
         window.add(entry)
+        self._note_deadline(entry)
         credit = self.counters.credit
         if window.backlog_tokens > credit:
             small = (t for t, each in self._windows.items() if each.backlog_tokens <= credit)
@@ -210,13 +250,16 @@ class TenantWindows:
         """Put a request that had entered before in its old place, by its ``cycle``."""
         self.charges.charge(entry, 0.0)
         self._window_for(entry).take_back(entry)
+        self._note_deadline(entry)
 
-    def remove(self, key: StreamKey) -> None:
-        """Remove a request that was cancelled or is elsewhere."""
+    def remove(self, key: StreamKey) -> Tracked | None:
+        """Remove and return a request that was cancelled or is elsewhere, if it waits."""
         tenant = self._forget(key)
-        if tenant is not None:
-            self._windows[tenant].remove(key)
-            self._note_end(tenant)
+        if tenant is None:
+            return None
+        entry = self._windows[tenant].remove(key)
+        self._note_end(tenant)
+        return entry
 
     def dispatched(self, entries: Sequence[Tracked]) -> None:
         """Remove dispatched requests and charge their tenants; others may enter from the doors."""
@@ -234,15 +277,16 @@ class TenantWindows:
 
     def end_cycle(self, cycle_time: float, *, now: float, rested: bool = False) -> None:
         """End a cycle of every window (``DispatchWindow.end_cycle``)."""
-        for window in self._windows.values():
-            window.end_cycle(cycle_time, now=now, rested=rested)
+        for tenant in self._waiting:
+            self._windows[tenant].end_cycle(cycle_time, now=now, rested=rested)
 
     def expire(self, *, now: float) -> list[Tracked]:
         """Remove and return the requests whose deadline has passed."""
-        expired = [e for window in self._windows.values() for e in window.expire(now=now)]
-        for entry in expired:
-            self._forget(entry.key)
-            self._note_end(entry.tenant)
+        expired: list[Tracked] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            entry = self.remove(heappop(self._deadlines)[1])
+            if entry is not None:
+                expired.append(entry)
         return expired
 
     def _window_for(self, entry: Tracked) -> DispatchWindow:
@@ -250,7 +294,8 @@ class TenantWindows:
         window = self._windows.get(tenant)
         if window is None:
             cycle = self.cycle
-            window = self._windows[tenant] = DispatchWindow(self._flow_control, self._entered)
+            window = DispatchWindow(self._flow_control, self._entered, self._totals)
+            self._windows[tenant] = window
             window.cycle = cycle
         if tenant not in self._waiting:
             self.counters.join(tenant, self._served(tenant))
@@ -260,11 +305,19 @@ class TenantWindows:
             self._classed[entry.key] = entry.service
         return window
 
-    def _served(self, tenant: str) -> list[float]:
-        """Return the counters of the others that wait or are served, less what is yet to come."""
-        charged = self.in_service()
-        others = {*self._waiting, *charged} - {tenant}
-        return [self.counters.of(each) - charged.get(each, 0.0) for each in others]
+    def _note_deadline(self, entry: Tracked) -> None:
+        """Note when a request expires; forget those of removed ones once they are the majority."""
+        if entry.request is not None and entry.request.deadline_at < inf:
+            heappush(self._deadlines, (entry.request.deadline_at, entry.key))
+            if len(self._deadlines) > 64 + 2 * len(self._tenants):
+                self._deadlines = [each for each in self._deadlines if each[1] in self._tenants]
+                heapify(self._deadlines)
+
+    def _served(self, tenant: str) -> Iterator[float]:
+        """Yield the counters of the others that wait or are served, less what is yet to come."""
+        charged, counter = self.in_service(), self.counters.of
+        yield from (counter(each) for each in self._waiting if each not in charged)
+        yield from (counter(each) - own for each, own in charged.items() if each != tenant)
 
     def _forget(self, key: StreamKey) -> str | None:
         """Return the tenant of a request that waits no longer; None if none waited."""
@@ -331,7 +384,7 @@ class TenantWindows:
             by_tenant.setdefault(entry.tenant, []).append(entry)
         for those in by_tenant.values():
             those.sort(key=lambda entry: (entry.due_at, entry.key))
-        return list(by_turns(by_tenant.values(), self.counters.of, cost_of))
+        return list(by_turns(by_tenant, self.counters.of, cost_of))
 
     def _owe(self, entries: Sequence[Tracked]) -> None:
         """Add the floors' shares of a dispatch for classes that wait; take off what they got."""
@@ -353,7 +406,7 @@ def whose(entry: Tracked) -> tuple[str, str]:
 
 
 def by_turns(
-    queues: Iterable[Iterable[Tracked]],
+    queues: Mapping[str, Iterable[Tracked]],
     counter: Callable[[str], float],
     cost: Callable[[Tracked], float],
 ) -> Iterator[Tracked]:
@@ -361,44 +414,32 @@ def by_turns(
 
     ``counter``: what a tenant has had over its share. ``cost``: what a request adds to that.
     """
-    waiting = ((next(those, None), those) for those in map(iter, queues))
-    heap = [
-        (counter(entry.tenant), entry.tenant, entry, those)
-        for entry, those in waiting
-        if entry is not None
-    ]
+    opened: dict[str, Iterator[Tracked]] = {}
+    heap = [(counter(tenant), tenant) for tenant in queues]
     heapify(heap)
     while heap:
-        had, tenant, entry, those = heap[0]
-        following = next(those, None)
-        if following is None:
+        had, tenant = heap[0]
+        those = opened.get(tenant)
+        if those is None:
+            those = opened[tenant] = iter(queues[tenant])
+        entry = next(those, None)
+        if entry is None:
             heappop(heap)
         else:
-            heapreplace(heap, (had + cost(entry) / entry.share, tenant, following, those))
-        yield entry
+            heapreplace(heap, (had + cost(entry) / entry.share, tenant))
+            yield entry
+
+
+def ascending(tenants: Iterable[str], counter: Callable[[str], float]) -> Iterator[str]:
+    """Yield tenants by what they have had, least first; who is not asked for is not sorted."""
+    heap = [(counter(tenant), tenant) for tenant in tenants]
+    heapify(heap)
+    while heap:
+        yield heappop(heap)[1]
 
 
 def _yielding(entries: Iterable[Tracked], yields: bool) -> Iterator[Tracked]:
     return (entry for entry in entries if entry.yields is yields)
-
-
-def heads(
-    legacy: Sequence[Tracked], new: Sequence[Tracked], num_tokens: int
-) -> tuple[list[Tracked], list[Tracked]]:
-    """Return of each tenant and class those in front that might be packed, by order of arrival.
-
-    A dispatch has room for ``num_tokens``. So a long flood costs a turn little.
-    """
-    left: dict[tuple[str, str], int] = {}
-    groups: list[list[Tracked]] = []
-    for entries in (legacy, new):
-        groups.append([])
-        for entry in entries:
-            tokens = left.get(whose(entry), _MOST_CHUNKS * num_tokens)
-            if tokens > 0:
-                left[whose(entry)] = tokens - max(1, entry.num_tokens)
-                groups[-1].append(entry)
-    return groups[0], groups[1]
 
 
 def within(ordered: Sequence[Tracked], num_tokens: int) -> list[Tracked]:

@@ -14,7 +14,7 @@ from headway.blocks import blocks_for
 from headway.cluster import Role
 from headway.core.scheduler.events import WorkerReported
 from headway.core.scheduler.places import Tracked
-from headway.core.scheduler.windows import TenantWindows, heads
+from headway.core.scheduler.windows import TenantWindows
 from headway.core.token_counters import TokenCounters
 from headway.messages import CancelStream, EndForward, FinishedRequest
 from headway.policies.packing.flow_control import FlowControl, FlowLevel
@@ -304,12 +304,28 @@ def test_a_long_request_behind_is_packed_after_the_short_ones_whose_turn_it_is()
 
 
 def test_a_turn_looks_at_those_in_front_of_each_tenant_and_class() -> None:
-    flood = [waiting(n, "flood", 10) for n in range(50)]
-    batch = [waiting(n, "flood", 10, service=BATCH) for n in range(50, 60)]
-    small = [waiting(90, "small", 500), waiting(91, "small", 10)]
-    legacy, new = heads([*flood[:10], small[0]], [*flood[10:], *batch, small[1]], 40)
+    made = windows(*(waiting(n, "flood", 10) for n in range(10)), waiting(90, "small", 500))
+    made.end_cycle(0.1, now=1.0)
+    for n in range(10, 50):
+        made.add(waiting(n, "flood", 10))
+    for n in range(50, 60):
+        made.add(waiting(n, "flood", 10, service=BATCH))
+    made.add(waiting(91, "small", 10))
+    legacy, new = made.split(num_tokens=40)
     assert names(legacy) == [*range(10), 90]
     assert names(new) == [*range(10, 16), *range(50, 60)]
+
+
+def test_a_turn_looks_at_no_more_of_a_flood_than_might_be_packed() -> None:
+    made, looked_at = windows(*(waiting(n, "flood", 10) for n in range(500))), list[Tracked]()
+    made.add(waiting(900, "small", 10))
+
+    def takes(entry: Tracked) -> bool:
+        looked_at.append(entry)
+        return True
+
+    assert names(made.split(takes=takes, num_tokens=40)[1]) == [*range(16), 900]
+    assert len(looked_at) <= 18
 
 
 def test_a_tenant_leaves_places_to_wait_for_the_others() -> None:
