@@ -128,9 +128,7 @@ class SimAutoscaler:
         )
         measured = self._cluster.scheduler_core.fleets(now=self._kernel.now) or {}
         samples = [sample for fleet in measured.values() for sample in fleet.samples]
-        networks = (fleet.network_tokens_per_s for fleet in measured.values())
-        network = next(networks, None)  # of one model
-        return Fleet(first, decode, convertible, unified, samples, None, network)
+        return Fleet(first, decode, convertible, unified, samples)
 
     def _pool(self, role: Role) -> PoolLoad:
         workers = [

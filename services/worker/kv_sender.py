@@ -85,6 +85,7 @@ class KvSender:
         self._metrics = metrics
         self._channels = Channels(config, ServiceRole.WORKER)
         self._transfers: dict[StreamKey, _Transfer] = {}
+        self._link = SharedLink()
         self._log = get_logger()
 
     def start(self, action: StartTransfer) -> None:
@@ -179,22 +180,22 @@ class KvSender:
             await wire.transfer_kv(channel, chunks, within=self._config.transfer_timeout)
         finally:
             outlet.close()
-        transfer.rests()
+            self._link.left_by(transfer, _loop_time())
 
     async def _chunks(self, transfer: _Transfer, outlet: KvOutlet) -> AsyncIterator[Any]:
         num_known: int | None = None  # output tokens
         while True:
             part = await transfer.parts.get()
-            transfer.works()
             blocks = self._blocks(part)
             yield wire.KV.pack(self._opening(part, blocks, num_known), now=self._now())
+            self._link.used_by(transfer, _loop_time())  # it is connected by now
             num_known = len(part.request.output_token_ids)
             async for piece in outlet.send(blocks, from_host=bool(part.host_blocks)):
                 yield wire.KV.pack(piece, now=self._now())
             transfer.num_bytes += self._backend.info.kv_num_bytes(len(blocks))
             if not part.more:
                 return  # the target's answer ends it
-            transfer.rests()
+            self._link.left_by(transfer, _loop_time())
             transfer.num_rounds += 1
             self._post(KvSent(part.request.key))
 
@@ -231,6 +232,43 @@ class KvSender:
         await self._channels.close()
 
 
+class LinkUse(Protocol):
+    """What uses a link: ``seconds`` are its part of the link's time."""
+
+    seconds: float
+
+
+class SharedLink:
+    """The link that transfers share: each is counted its part of the time that it is in use.
+
+    So their bytes over their seconds are what the link carries, however many go out at a time. Two
+    that each waited for the other would make it look half as fast.
+    """
+
+    def __init__(self) -> None:
+        self._users: list[LinkUse] = []
+        self._counted_at = 0.0
+
+    def used_by(self, transfer: LinkUse, now: float) -> None:
+        """Note that a part of a transfer begins to go out; ``now`` in seconds."""
+        self._count(now)
+        self._users.append(transfer)
+
+    def left_by(self, transfer: LinkUse, now: float) -> None:
+        """Note that it has gone out, or never will; nothing for one that rests."""
+        self._count(now)
+        self._users = [each for each in self._users if each is not transfer]
+
+    def _count(self, now: float) -> None:
+        for each in self._users:
+            each.seconds += (now - self._counted_at) / len(self._users)
+        self._counted_at = now
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
 class _Transfer:
     """One transfer: ``parts`` to send, ``last`` is the newest."""
 
@@ -249,15 +287,14 @@ class _Transfer:
         self.num_bytes = 0
         """Bytes of KV that went out."""
         self.seconds = 0.0
-        """Seconds that they took, without the waits between the parts."""
-        self._works_since = 0.0
+        """Its part of the seconds in which the link was in use (``SharedLink``)."""
 
     def add(self, part: StartTransfer) -> None:
         """Queue the next part."""
         self.last = part
         self.parts.put_nowait(part)
         if not part.more:
-            self._stopped_at = asyncio.get_running_loop().time()
+            self._stopped_at = _loop_time()
             self._num_passes = self._metrics.num_passes
 
     def begin_again(self) -> None:
@@ -266,15 +303,7 @@ class _Transfer:
         self.parts = asyncio.Queue()
         self.parts.put_nowait(replace(self.last, first_token=0))
 
-    def works(self) -> None:
-        """Note that a part begins to go out."""
-        self._works_since = asyncio.get_running_loop().time()
-
-    def rests(self) -> None:
-        """Note that it has gone out."""
-        self.seconds += asyncio.get_running_loop().time() - self._works_since
-
     def measure(self) -> None:
         """Report the pause: the time since it stopped, and the passes that began since."""
-        pause = asyncio.get_running_loop().time() - self._stopped_at
+        pause = _loop_time() - self._stopped_at
         self._metrics.moved(pause, self._metrics.num_passes - self._num_passes)

@@ -183,6 +183,17 @@ def test_unified_instances_follow_what_arrives_and_what_waits() -> None:
     assert roles(made.targets(rates(per_s=10.0), waiting, now=0.0)) == (0, 0, 3)
 
 
+@pytest.mark.parametrize(("network", "num_prefill"), [(7200.0, 4), (1e6, 3), (None, 3)])
+def test_a_network_that_is_slower_than_passes_needs_more_prefillers(
+    network: float | None, num_prefill: int
+) -> None:
+    fleet = Fleet(PoolLoad(3), PoolLoad(1), network_tokens_per_s=network)
+    made, seen = policy(fleet=fleet), rates(limit=STRICT)  # 23,040 prompt tokens/s
+    last = [made.targets(seen, fleet, now=float(now)) for now in range(60)][-1]
+    assert roles(last) == (num_prefill, 1, 0)
+    assert ("(V_N, measured)" in last.reason) is (num_prefill == 4)
+
+
 def test_without_unified_ones_it_is_tokenscale() -> None:
     plain = TokenScale(TokenScaleParams(profile=A100))
     ours = HeadwayScaling(TopologyParams(profile=A100))

@@ -250,8 +250,11 @@ class HeadwayScaling(TokenScale):
     # --- how many ---------------------------------------------------------------------
 
     def _prefill_need(self, rates: Rates, pool: PoolLoad | None) -> Need:
+        """Return the rule's need; the rule has no network, so where that is slower it counts."""
         need = super()._prefill_need(rates, pool)
-        return self._by_rule(need, "prefill", rates, rates.input_tokens_per_s, pool)
+        by_rule = self._by_rule(need, "prefill", rates, rates.input_tokens_per_s, pool)
+        is_bound = self._prefill_velocity == self._network
+        return need if is_bound and need.instances > by_rule.instances else by_rule
 
     def _decode_need(self, rates: Rates, pool: PoolLoad | None) -> Need:
         self._now = rates

@@ -128,10 +128,15 @@ class TokenScale(Scaling):
         given = self._params.drain_target
         return max(self._start_up, self._params.rate_window) if given is None else given
 
+    @property
+    def _prefill_velocity(self) -> float:
+        """Tokens/s of a prefiller: its passes, or the network where that is slower."""
+        factor = self._learned.factor("prefill")
+        return self._prefill_profile.prefill_velocity(factor, self._network)
+
     def _prefill_need(self, rates: Rates, pool: PoolLoad | None) -> Need:
         """``λ_in / min(V_P, V_N)``, the backlog counted as tokens over the drain target."""
-        factor = self._learned.factor("prefill")
-        velocity = self._prefill_profile.prefill_velocity(factor, self._network)
+        velocity = self._prefill_velocity
         planned = velocity * self._params.target_utilisation
         backlog = pool.backlog_tokens if pool is not None else 0
         rate = rates.input_tokens_per_s + backlog / self._drain_target

@@ -18,7 +18,14 @@ from services.scheduler import fleet_link
 from services.scheduler.fleet_link import FleetLink
 
 SAMPLES = (WorkSample("d", "decode", PassWork(2, 0.5, 0, 0, 6, 90)),)
-FLEET = Fleet(PoolLoad(1, 0, 2, 3, 0.25, 0.5), PoolLoad(4), PoolLoad(0), PoolLoad(5), SAMPLES)
+FLEET = Fleet(
+    PoolLoad(1, 0, 2, 3, 0.25, 0.5),
+    PoolLoad(4),
+    PoolLoad(0),
+    PoolLoad(5),
+    SAMPLES,
+    network_tokens_per_s=9000.0,
+)
 OTHER = Fleet(unified=PoolLoad(2))
 
 
