@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from types import MappingProxyType
 from typing import Any
 
-from bench.serve.plan import Options, Plan, make_plan
+from bench.serve.plan import Options, Plan, make_plan, timed
 from headway.cost.buckets import NUM_BUCKETS
 from headway.cost.profile import Profile
 from headway.workload.arrivals import arrivals
@@ -82,11 +82,7 @@ class BurstLoad:
             max_tokens=self.output_tokens,
             seed=self.seed,
         )
-        plan = make_plan(options)
-        timed = [
-            replace(one, arrival_at=at) for one, at in zip(plan.requests, instants, strict=True)
-        ]
-        return replace(plan, requests=timed)
+        return timed(make_plan(options), instants)
 
 
 def filling(profile: Profile, rate: float, utilisation: float) -> tuple[int, int]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from bench.cluster.offered import looped, replayed
 from bench.cluster.processes import cpu_seconds
 from bench.cluster.started import bench_options, started
-from bench.demo.load import mix, timed
-from bench.serve.plan import Plan
+from bench.demo.load import mix
+from bench.serve.plan import Plan, timed
 from bench.serve.replay import ReplayedRequest
 from headway.errors import Code, HeadwayError
 from services.local.cluster import LocalCluster

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from bench.serve.plan import PATHS, STREAM_OPTIONS, Options, Plan, Planned, make_plan
+from bench.serve.plan import PATHS, STREAM_OPTIONS, Options, Plan, Planned, make_plan, timed
 from headway.errors import Code, HeadwayError
 
 REASONING_SHARE = 0.4
@@ -129,12 +128,6 @@ class Offer:
 
 
 # --- requests -------------------------------------------------------------------------
-
-
-def timed(plan: Plan, instants: Sequence[float]) -> Plan:
-    """Return the plan with other instants."""
-    paired = zip(plan.requests, instants, strict=True)
-    return replace(plan, requests=[replace(one, arrival_at=at) for one, at in paired])
 
 
 def unread(plan: Plan) -> Plan:

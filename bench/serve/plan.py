@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,12 @@ def make_plan(options: Options) -> Plan:
             Code.INVALID_ARGUMENT, "no request arrives: give more --duration, --rate or requests"
         )
     return Plan(PATHS[endpoint], planned, tuple(notes))
+
+
+def timed(plan: Plan, instants: Sequence[float]) -> Plan:
+    """Return the plan with other instants."""
+    paired = zip(plan.requests, instants, strict=True)
+    return replace(plan, requests=[replace(one, arrival_at=at) for one, at in paired])
 
 
 def _refuse_contradictions(options: Options) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import chain
 from math import inf
 from pathlib import Path
@@ -135,7 +134,7 @@ MUTANTS: dict[Mutate, tuple[str, SeedScenario]] = {
     delivers_repeats: ("a token differs", draw(17)),
     says_nothing_of_what_a_worker_lost: ("faults are over", draw(35)),
     trusts_a_broken_stream: ("faults are over", half_open_streams()),
-    gives_one_token_twice: ("one fencing owner", replace(draw(108), past_interval=0.0)),
+    gives_one_token_twice: ("one fencing owner", draw(67)),
     waits_for_no_silent_worker: ("one worker at a time", a_silent_worker()),
     keeps_what_nobody_confirms: ("the journal is empty", draw(5)),
 }
