@@ -365,7 +365,7 @@ class DecodePlacer:
             self._books.stay(entry)
             return
         limits = self._state.settings.moves
-        until, num_refused = self._rest_of(entry, result, now)
+        until, num_refused = self._rest_of(entry, target, result, now)
         self._books.retry(entry, target, until)
         place = entry.place
         assert isinstance(place, Prefilled), "a handoff that failed is tried again"
@@ -375,14 +375,19 @@ class DecodePlacer:
         self._rest_until = min(self._rest_until, until)
         self._stale = True
 
-    def _rest_of(self, entry: Tracked, result: HandoffResult, now: float) -> tuple[float, int]:
+    def _rest_of(
+        self, entry: Tracked, target: UnitId, result: HandoffResult, now: float
+    ) -> tuple[float, int]:
         """Return until when a unit is left out that failed a handoff, and how often some have.
 
-        Where tenants share it, it may be full: then infinite, until its next report.
+        Where tenants share it, it may be full: then infinite, until its next report. One that runs
+        nothing sends none.
         """
-        tracked, are_several = self._state.tracked, self._pools[entry.model].window.are_several
+        tracked, instance = self._state.tracked, self._instances.get(target.worker_id)
+        runs = instance is not None and instance.loads[target.unit].num_running > 0
+        may_be_full = runs and self._pools[entry.model].window.are_several
         num_refused = self._refused.get(entry.key, 0)
-        if not (are_several and result.retriable) or num_refused >= _MOST_REFUSED:
+        if not (may_be_full and result.retriable) or num_refused >= _MOST_REFUSED:
             return now + self._state.settings.moves.rest, num_refused
         self._refused = {key: each for key, each in self._refused.items() if key in tracked}
         self._refused[entry.key] = num_refused + 1

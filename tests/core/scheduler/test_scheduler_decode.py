@@ -324,3 +324,15 @@ def test_where_it_is_refused_it_waits_for_the_next_report_of_that_unit() -> None
     scheduler.end_forward("d", free=2, running=2, kv_tokens=22)
     assert targets(scheduler)[3:] == [(5, "d")] * 5
     assert scheduler.lost() == []
+
+
+def test_an_idle_unit_that_failed_is_tried_again_without_a_report() -> None:
+    scheduler = make_cluster("d")
+    prefill(scheduler, 1, FLOOD)
+    scheduler.handed_off("p")
+    scheduler.end_forward("d", finished=(1,))
+    prefill(scheduler, 2, MINE)
+    scheduler.handed_off("p", ok=False)
+    assert targets(scheduler)[1:] == [(2, "d")]
+    scheduler.wait(1.1)
+    assert targets(scheduler)[1:] == [(2, "d")] * 2
