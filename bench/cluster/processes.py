@@ -20,8 +20,26 @@ _LAST_LINES = 5
 INSTALL_PATIENCE = 1800.0
 
 
+# A process that ends its group when standard input does: with who holds the other end of that pipe.
+_KEEPER = """
+import os, sys
+if os.fork() == 0:
+    if os.fork() == 0:
+        os.close(1), os.close(2)
+        sys.stdin.buffer.read()
+        os.killpg(0, 9)
+    os._exit(0)
+os.wait()
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
 class Process:
-    """A process in a session of its own, its output in a file; a context manager."""
+    """A process in a session of its own, its output in a file; a context manager.
+
+    What it starts ends with this process, too, even where this one is killed.
+    """
 
     def __init__(
         self, name: str, command: Sequence[str], folder: Path, env: Mapping[str, str] | None = None
@@ -30,8 +48,8 @@ class Process:
         self._log = folder / f"{name}.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                tethered([*command]),
-                stdin=subprocess.DEVNULL,
+                tethered([sys.executable, "-I", "-S", "-c", _KEEPER, *command]),
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**child_environment(), **(env or {})},
@@ -66,6 +84,8 @@ class Process:
             except subprocess.TimeoutExpired:
                 continue
         self._process.poll()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     def __enter__(self) -> Process:
         return self

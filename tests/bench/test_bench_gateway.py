@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -89,8 +91,32 @@ def test_a_process_ends_with_all_that_it_started(tmp_path: Path) -> None:
     with Process("parent", [sys.executable, "-c", script], tmp_path) as process:
         until_said(process, "child")
         child_pid = int(process.last_words().split()[-1])
+    until(lambda: not _runs(child_pid))
+
+
+def test_what_a_process_started_ends_where_its_parent_is_killed(tmp_path: Path) -> None:
+    child = f"import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', {SLEEP!r}])\n"
+    started = child + "print('child', p.pid, flush=True)\nimport time\ntime.sleep(60)\n"
+    parent = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from bench.cluster.processes import Process\n"
+        f"process = Process('inner', [sys.executable, '-c', {started!r}], Path(sys.argv[1]))\n"
+        "while 'child' not in process.last_words():\n"
+        "    time.sleep(0.02)\n"
+        "print(process.last_words(), flush=True)\n" + STAY
+    )
+    command = [sys.executable, "-c", parent, str(tmp_path)]
+    with Process("outer", command, tmp_path, {"PYTHONPATH": str(ROOT)}) as process:
+        until_said(process, "ready")
+        child_pid = int(process.last_words().split(" / ")[0].split()[-1])
+        os.kill(process.pid, signal.SIGKILL)
+        until(lambda: not _runs(child_pid))
+
+
+def until(is_done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
-    while _runs(child_pid):
+    while not is_done():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

@@ -52,6 +52,7 @@ from services.worker.openai.endpoint import KnownEndpoint, examine_first, parse_
 _GATHER = 0.001
 """Seconds: the tokens that arrive within them count as one forward pass's."""
 _PAUSE = 0.5  # seconds before an endpoint that did not answer is asked again
+_IDLE = 2.0  # seconds: vLLM closes what is idle for 5, perhaps just as a request comes
 _FACTOR = 10.0
 """A token may take so many times what the endpoint has taken for others."""
 _NEW = 0.1
@@ -222,7 +223,7 @@ class OpenAIEngine:
         args = self._endpoint.args
         trusted = httpx.create_ssl_context()  # as the endpoint was examined
         self._client = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=trusted),
+            connector=aiohttp.TCPConnector(limit=0, ssl=trusted, keepalive_timeout=_IDLE),
             headers=args.headers(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=args.patience),
             trust_env=True,
