@@ -275,8 +275,9 @@ class Books:
         origin = place.origin if isinstance(place, Moving) else place
         assert isinstance(origin, Prefilled), "what runs stays where it is"
         if failed is not None:
+            num_failed, num_refused = origin.num_failed + 1, origin.num_refused + (until == inf)
             rests = {**origin.rests, failed: until}
-            origin = replace(origin, num_failed=origin.num_failed + 1, rests=rests)
+            origin = Prefilled(origin.unit, origin.adopted, num_failed, num_refused, rests)
         if isinstance(place, Moving):
             self._state.changed(entry.key)
         self._put(entry, PlaceEvent.RETRIED, origin)

@@ -42,8 +42,8 @@ class DecodePlacer:
         self._instances = instances
         self._books = books
         self._pools = pools
-        self._refused: dict[StreamKey, int] = {}
-        """How often units have refused a request, which then waits for their next reports."""
+        self._are_refused = False
+        """True if requests may wait for the next reports of units that have refused them."""
         self._placements: dict[str, Placement] = {}
         self._tables: dict[Pool, UnitTable] = {}
         self._changed: dict[str, None] = {}
@@ -71,8 +71,9 @@ class DecodePlacer:
     def retry(self, worker_id: str = "") -> None:
         """Try waiting requests again, after a change of loads, as of this worker, or a new unit."""
         self._stale = True
-        if worker_id and self._refused:
+        if worker_id and self._are_refused:
             self._books.end_rests(-inf, worker_id)
+            self._are_refused = bool(self._books.prefilled)
 
     def add(self, entry: Tracked, held: HeldRequest, *, now: float) -> None:
         """Take a prefilled request whose worker holds the KV and waits for an order."""
@@ -138,7 +139,7 @@ class DecodePlacer:
             return []
         gone = {choice.request.key for choice in placed}
         left = [e for e in group if e.key not in gone and e.request is not None]
-        left = [e for e in left if self._refused.get(e.key, 0) < _MOST_REFUSED]
+        left = [e for e in left if _num_refused(e) < _MOST_REFUSED]
         return self.placement(model).place(left, wider)
 
     def _by_pool(self) -> dict[Pool, list[Tracked]]:
@@ -365,33 +366,29 @@ class DecodePlacer:
             self._books.stay(entry)
             return
         limits = self._state.settings.moves
-        until, num_refused = self._rest_of(entry, target, result, now)
+        until = self._rest_of(entry, target, result, now)
         self._books.retry(entry, target, until)
+        self._are_refused |= until == inf
         place = entry.place
         assert isinstance(place, Prefilled), "a handoff that failed is tried again"
-        if not result.retriable or place.num_failed >= limits.num_tried + num_refused:
+        if not result.retriable or place.num_failed >= limits.num_tried + place.num_refused:
             self._give_up(source, entry, target, result)
             return
         self._rest_until = min(self._rest_until, until)
         self._stale = True
 
-    def _rest_of(
-        self, entry: Tracked, target: UnitId, result: HandoffResult, now: float
-    ) -> tuple[float, int]:
-        """Return until when a unit is left out that failed a handoff, and how often some have.
+    def _rest_of(self, entry: Tracked, target: UnitId, result: HandoffResult, now: float) -> float:
+        """Return until when a unit is left out that failed a handoff.
 
         Where tenants share it, it may be full: then infinite, until its next report. One that runs
         nothing sends none.
         """
-        tracked, instance = self._state.tracked, self._instances.get(target.worker_id)
+        instance = self._instances.get(target.worker_id)
         runs = instance is not None and instance.loads[target.unit].num_running > 0
-        may_be_full = runs and self._pools[entry.model].window.are_several
-        num_refused = self._refused.get(entry.key, 0)
-        if not (may_be_full and result.retriable) or num_refused >= _MOST_REFUSED:
-            return now + self._state.settings.moves.rest, num_refused
-        self._refused = {key: each for key, each in self._refused.items() if key in tracked}
-        self._refused[entry.key] = num_refused + 1
-        return inf, num_refused + 1
+        may_be_full = result.retriable and runs and self._pools[entry.model].window.are_several
+        if may_be_full and _num_refused(entry) < _MOST_REFUSED:
+            return inf
+        return now + self._state.settings.moves.rest
 
     def _give_up(
         self, source: Instance, entry: Tracked, target: UnitId, result: HandoffResult
@@ -427,3 +424,10 @@ def _is_from(entry: Tracked, source: Instance, result: HandoffResult) -> bool:
     """Return whether a result is about a request that its sender holds."""
     waits_or_moves = isinstance(entry.place, (Prefilled, Moving))
     return entry.worker_id == source.info.worker_id and (waits_or_moves or result.ok)
+
+
+def _num_refused(entry: Tracked) -> int:
+    """Return how often full units have refused a request that waits for one, or moves to one."""
+    place = entry.place
+    origin = place.origin if isinstance(place, Moving) else place
+    return origin.num_refused if isinstance(origin, Prefilled) else 0
