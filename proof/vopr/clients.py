@@ -41,7 +41,10 @@ class HistoryClient:
         world.record(Asked(asking.name, now, expected, deadline_at))
         channel = grpc.aio.insecure_channel(address_of(self._gateway))
         stub = gateway_pb2_grpc.GatewayStub(channel)
-        self._call = stub.Generate(request, metadata=(("x-request-id", asking.name),))
+        metadata = [("x-request-id", asking.name)]
+        if asking.tenant:
+            metadata.append(("authorization", f"Bearer {asking.tenant}"))
+        self._call = stub.Generate(request, metadata=tuple(metadata))
         if asking.leaves:
             world.loop.later(asking.leaves, self._leave)
         try:

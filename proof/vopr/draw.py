@@ -116,7 +116,15 @@ def draw(seed: int, preset: str = "") -> SeedScenario:
     more, standby = _supervised(Random(f"supervisor {seed}"), scenario)
     faults = tuple(sorted([*faults, *more], key=lambda each: each.at))
     past = Random(f"past {seed}").choice((0.0, 0.3, 2.0))
-    return replace(scenario, skews=skews, faults=faults, standby=standby, past_interval=past)
+    requests = _shared(Random(f"tenants {seed}"), scenario.requests)
+    return replace(
+        scenario,
+        skews=skews,
+        faults=faults,
+        standby=standby,
+        past_interval=past,
+        requests=requests,
+    )
 
 
 def _shape(rng: Random) -> WorkerShape:
@@ -155,6 +163,13 @@ def _requests(rng: Random, shape: WorkerShape) -> tuple[Asking, ...]:
             )
         )
     return tuple(sorted(requests, key=lambda each: each.at))
+
+
+def _shared(rng: Random, requests: tuple[Asking, ...]) -> tuple[Asking, ...]:
+    """Give a third of the histories three tenants, of which one asks for most."""
+    if rng.random() < 2 / 3:
+        return requests
+    return tuple(replace(each, tenant=rng.choice("aaaabc")) for each in requests)
 
 
 def _faults(rng: Random, scenario: SeedScenario) -> tuple[PlannedFault, ...]:

@@ -135,7 +135,7 @@ def _clock(cluster: ShellCluster, fault: PlannedFault) -> Undo | None:
 
 def _store_away(cluster: ShellCluster, fault: PlannedFault) -> Undo:
     store = cluster.world.store
-    if cluster.world.rng.random() < 0.3:  # its memory or disk is full
+    if cluster.world.rng.random() < 0.5:  # its memory or disk is full
         store.is_full += 1
 
         def free() -> None:

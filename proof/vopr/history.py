@@ -7,7 +7,7 @@ import gc
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from random import Random
 from typing import Any
@@ -110,7 +110,9 @@ async def _live(cluster: ShellCluster) -> None:
     await _until_settled(cluster)
     rng = Random(scenario.seed)
     for number in range(len(cluster.workers) + 1):
-        cluster.submit(Asking(f"probe{number}", loop.time(), number, rng.randint(1, 12), 0, 3))
+        probe = Asking(f"probe{number}", loop.time(), number, rng.randint(1, 12), 0, 3)
+        tenants = cluster.scenario.tenants
+        cluster.submit(replace(probe, tenant=tenants[-1]) if tenants else probe)
     await _until_idle(world, loop.time() + CALM, "the cluster serves once the faults are over")
     await _until(world, loop.time() + REST)
     await _until_settled(cluster)

@@ -21,6 +21,7 @@ from proof.vopr.scenario import BLOCK_SIZE, MODEL, SeedScenario
 from proof.vopr.world import ShellWorld, VirtualMachine
 from services.autoscaler.config import AutoscalerConfig
 from services.autoscaler.service import build as build_autoscaler
+from services.gateway.auth import key_line
 from services.gateway.config import GatewayConfig
 from services.gateway.model_loading import load_models
 from services.gateway.served_model import ServedModels
@@ -281,6 +282,7 @@ def gateway_config(scenario: SeedScenario, name: str, skew: float, preset: str) 
         request_timeout=scenario.request_timeout,
         access_log=False,
         past_interval=scenario.past_interval,
+        api_key_file=keys_file(scenario.tenants) if scenario.tenants else None,
     )
 
 
@@ -304,6 +306,15 @@ def _common(name: str, service_id: str, skew: float, preset: str) -> dict[str, A
         "hang_timeout": 0.0,
         "cluster_secret_file": secret_file(),
     }
+
+
+@cache
+def keys_file(tenants: tuple[str, ...]) -> Path:
+    """Return the file with the keys of tenants, each its own name."""
+    file = Path(tempfile.mkdtemp(prefix="headway-proof-")) / "keys"
+    file.write_text("\n".join(key_line(name, name) for name in tenants), "utf-8")
+    file.chmod(0o600)
+    return file
 
 
 @cache

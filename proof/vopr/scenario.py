@@ -77,6 +77,8 @@ class Asking:
     max_tokens: int = 8
     reasons: bool = False
     paced: bool = False
+    tenant: str = ""
+    """Whose key it has; "" where gateways have no keys."""
     leaves: float = 0.0
     """Seconds after which the client hangs up; 0 for never."""
 
@@ -116,6 +118,11 @@ class SeedScenario:
     """Instant after which no fault is left."""
     requests: tuple[Asking, ...] = ()
     faults: tuple[PlannedFault, ...] = ()
+
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """Those that share the cluster; none where gateways have no keys."""
+        return tuple(sorted({each.tenant for each in self.requests if each.tenant}))
 
     def text(self, title: Iterable[str] = ()) -> str:
         """Return it as a text, one request or fault a line."""

@@ -43,6 +43,7 @@ from proof.vopr.invariants import check_blocks
 from proof.vopr.loop import ProcessLife, owner
 from proof.vopr.world import ShellWorld
 from services.runtime import driver
+from services.runtime.store import MEMBER_TTL
 
 
 class Watch:
@@ -123,10 +124,11 @@ class Watch:
     def _check_alone(self, key: StreamKey) -> None:
         """Require that an attempt that is dispatched here is on no other worker.
 
-        Nobody can tell after the store has lost where it was.
+        Nobody can tell after the store has lost where it was, or as long as it lacks workers.
         """
         world, now = self._world, self._world.loop.time()
-        if world.dispatched_at.setdefault(key, now) <= world.store.damaged_at:
+        knows_all_at = world.store.damaged_at + MEMBER_TTL
+        if world.dispatched_at.setdefault(key, now) <= knows_all_at:
             return
         for other in self._watches:
             if other is self or not (isinstance(other.core, WorkerCore) and other._life.is_alive):
