@@ -158,8 +158,13 @@ class CompletionBody(Body):
 
 
 _KINDS = {int: Whole, float: Number, bool: bool, tuple[int, ...]: StopIds}
+_OURS = ("is_seeded",)  # follows from whether the client gave a seed
 # A client asks for ``num_logprobs`` by other names.
-_SAMPLING = {n: _KINDS[t] for n, t in get_type_hints(SamplingParams).items() if t in _KINDS}
+_SAMPLING = {
+    n: _KINDS[t]
+    for n, t in get_type_hints(SamplingParams).items()
+    if t in _KINDS and n not in _OURS
+}
 
 
 def _with_sampling(base: type[F]) -> type[F]:

@@ -528,6 +528,11 @@ def test_the_seed_is_drawn_where_none_is_given_and_differs_by_choice() -> None:
     assert [with_choice(given_seed, i).seed for i in (0, 1)] == [2**64 - 1, 0]
 
 
+def test_no_client_says_whether_it_is_seeded() -> None:
+    with pytest.raises(HeadwayError, match="is_seeded"):
+        parse_completion({"model": "m", "prompt": "a", "is_seeded": True})
+
+
 def test_a_refusal_can_be_sent_whatever_it_quotes() -> None:
     error = invalid("x\ud800", 1, "left out")
     assert error.message == str(error) == "x\\ud800 is 1; it must be left out"
