@@ -88,14 +88,14 @@ def seeing_model(folder: Path) -> Path:
     )
     bridge = Blip2QFormerConfig(
         **small,
-        vocab_size=_VOCABULARY,
+        vocab_size=-(-len(tokenizer) // 64) * 64,
         num_attention_heads=2,
         encoder_hidden_size=32,
         cross_attention_frequency=1,
         initializer_range=0.2,
     )
     text = OPTConfig(
-        vocab_size=_VOCABULARY,
+        vocab_size=-(-len(tokenizer) // 64) * 64,
         hidden_size=64,
         word_embed_proj_dim=64,
         ffn_dim=128,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from tests.fakes.vllm_models import (
     IMAGE,
@@ -218,7 +219,8 @@ def uses_it(name: str, feature: Feature) -> bool:
             pairs = zip(told.outputs[::2], told.outputs[1::2], strict=True)
             return all(one != other for one, other in pairs)
         case _:
-            return all(re.fullmatch(FORM, bytes(out[:-1]).decode()) for out in told.outputs)
+            tokenizer = Tokenizer.from_file(f"{MODEL}/tokenizer.json")
+            return all(re.fullmatch(FORM, tokenizer.decode(out[:-1])) for out in told.outputs)
 
 
 def test_the_requests_use_the_feature(feature: Feature, request: pytest.FixtureRequest) -> None:
