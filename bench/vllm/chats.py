@@ -22,8 +22,8 @@ def as_chats(plan: Plan, *, tells_priority: bool = False) -> Plan:
 
     ``tells_priority``: their clients send 0, and those who reason 1.
     """
-    found = [_as_chat(each, tells_priority=tells_priority) for each in plan.requests]
-    return replace(plan, requests=found)
+    chats = [_as_chat(each, tells_priority=tells_priority) for each in plan.requests]
+    return replace(plan, requests=chats)
 
 
 def as_agents(plan: Plan, seed: int) -> Plan:
@@ -33,10 +33,10 @@ def as_agents(plan: Plan, seed: int) -> Plan:
     share; what was answered is written into the plan, so every contender gets the same prompts.
     """
     sessions: dict[int, list[_Message]] = defaultdict(list)
-    found, num_turns = [], 0
+    asked, num_turns = [], 0
     for each in plan.requests:
         if each.reasons:
-            found.append(each)
+            asked.append(each)
             continue
         body = json.loads(each.body)
         number, place = num_turns % SESSIONS, num_turns // SESSIONS
@@ -46,11 +46,11 @@ def as_agents(plan: Plan, seed: int) -> Plan:
             session[:] = [{"role": "system", "content": _text(kind, _SYSTEM)}]
         session += body["messages"]
         body["messages"] = session
-        found.append(replace(each, body=json.dumps(body).encode()))
+        asked.append(replace(each, body=json.dumps(body).encode()))
         answer = _text(f"{seed} {number} {place}", _ANSWER)
         session.append({"role": "assistant", "content": answer})
         num_turns += 1
-    return replace(plan, requests=found)
+    return replace(plan, requests=asked)
 
 
 def _text(name: str, length: int) -> str:

@@ -137,7 +137,7 @@ class GatewayShell(ShellProcess):
 
     @property
     def recent(self) -> RecentRequests:
-        """What has ended lately, by its own word."""
+        """Requests that have ended lately, by its own word."""
         assert isinstance(self.service, GatewayService), "it has started"
         return self.service.console.feed.recent
 

@@ -78,7 +78,7 @@ class Asking:
     reasons: bool = False
     paced: bool = False
     tenant: str = ""
-    """Whose key it has; "" where gateways have no keys."""
+    """The tenant whose key it has; "" where gateways have no keys."""
     leaves: float = 0.0
     """Seconds after which the client hangs up; 0 for never."""
 
@@ -121,7 +121,7 @@ class SeedScenario:
 
     @property
     def tenants(self) -> tuple[str, ...]:
-        """Those that share the cluster; none where gateways have no keys."""
+        """Tenants that share the cluster; none where gateways have no keys."""
         return tuple(sorted({each.tenant for each in self.requests if each.tenant}))
 
     def text(self, title: Iterable[str] = ()) -> str:

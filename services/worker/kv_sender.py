@@ -233,7 +233,7 @@ class KvSender:
 
 
 class LinkUse(Protocol):
-    """What uses a link: ``seconds`` are its part of the link's time."""
+    """Use of a link by one transfer: ``seconds`` are its part of the link's time."""
 
     seconds: float
 

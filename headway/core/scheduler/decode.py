@@ -97,13 +97,13 @@ class DecodePlacer:
             considered = self.considered(entries, units)
             choices: list[Choice[Tracked]] = []
             for group in self._in_turn(entries):
-                found = self.placement(model).place(group, units)
-                if len(found) < len(group):
-                    found += self._place_on_full(group, found, units)
-                for choice in found:
+                placed = self.placement(model).place(group, units)
+                if len(placed) < len(group):
+                    placed += self._place_on_full(group, placed, units)
+                for choice in placed:
                     choice.request.chosen(now)
                     self.hand_off(choice.request, choice.unit)
-                choices += found
+                choices += placed
             if choices:
                 self.explain("placement", considered, choices, len(entries) - len(choices), now)
 

@@ -42,7 +42,7 @@ class Prefilled:
     adopted: bool = False
     num_failed: int = 0  # handoffs
     num_refused: int = 0
-    """Those of them that failed at a full unit, which then was left out until its next report."""
+    """Handoffs that failed at a full unit, which then was left out until its next report."""
     rests: Mapping[UnitId, float] = field(default_factory=dict)
     """Units that failed a handoff, and the instants until which they are left out."""
 
