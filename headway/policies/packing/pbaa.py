@@ -88,7 +88,14 @@ class Pbaa(CostReader, GammaReader):
         """Basic mode, or cache-aware where hits are given."""
         if self._params.order != LONGEST:
             legacy, new = (), [*legacy, *new]
-        legacy, new = self._in_order(legacy), self._in_order(new)
+        # In an overload thousands wait, and few of them fit: only those are put in order.
+        most = max(
+            (room.most_tokens for room in rooms if room.capacity > 0 or not capped), default=-1
+        )
+        legacy, new = (
+            self._in_order([each for each in waiting if each.num_tokens <= most])
+            for waiting in (legacy, new)
+        )
         by_unit = {room.unit: room for room in rooms}
         heap = [(-room.capacity, room.unit) for room in rooms]
         heapify(heap)

@@ -54,10 +54,15 @@ class Room:
     block_size: int
     empty: bool
 
+    @property
+    def most_tokens(self) -> int:
+        """The longest prompt whose KV has room; negative where not even none has."""
+        spare = 0 if self.empty else self.num_spare_blocks
+        return (self.num_free_blocks - spare) * self.block_size
+
     def fits(self, num_tokens: int) -> bool:
         """Return whether the KV of so many tokens has room."""
-        spare = 0 if self.empty else self.num_spare_blocks
-        return blocks_for(num_tokens, self.block_size) + spare <= self.num_free_blocks
+        return num_tokens <= self.most_tokens
 
     def take(self, num_tokens: int, capacity: int) -> None:
         """Assign a request of so many tokens; ``capacity`` is left."""
