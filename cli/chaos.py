@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import secrets
+import time
 from pathlib import Path
 
 from cli.options import parse_seconds
 
 _SHAPE = ("--prefill", "2", "--decode", "2", "--schedulers", "2", "--drain-timeout", "5")
+_DAY = 86_400  # seconds
 _EPILOG = (
+    "The seed chooses the preset; a fresh seed's is that of the day, all of them in turn. "
     "Every flag of `headway up` may follow and changes the cluster: --preset headway --decode 3. "
     "Exit status: 0 where every promise was kept, 1 where one was broken. See docs/reliability.md."
 )
@@ -19,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     add = parser.add_argument
     add("--for", dest="seconds", type=parse_seconds, default=60.0, help="60s, 5m or 1h (60s)")
-    add("--seed", type=int, default=1, metavar="N", help="of the faults and the requests (1)")
+    add("--seed", type=int, metavar="N", help="of preset, faults and requests (a fresh one)")
     add("--faults", default="", metavar="LIST", help="kinds, or none; --faults help lists them")
     add("--rate", type=float, default=0.5, help="faults per second, on average (0.5)")
     add("--most", type=int, default=0, metavar="N", help="faults, then only load (no limit)")
@@ -61,9 +65,10 @@ def run(args: argparse.Namespace) -> int:
         require_over(name, value, 0.0)
     require_between("--at-once", args.at_once, 1, 64)
     require_between("--streams", args.streams, 1, 1024)
+    seed = _fresh_seed() if args.seed is None else args.seed
     plan = CampaignPlan(
         seconds=args.seconds,
-        seed=args.seed,
+        seed=seed,
         kinds=_kinds(args.faults),
         rate=args.rate,
         most_faults=args.most,
@@ -71,19 +76,33 @@ def run(args: argparse.Namespace) -> int:
         streams=args.streams,
         patience=args.patience,
     )
+    _say(f"seed {seed}")
     if args.url:
         endpoint = Endpoint.parse(args.url, args.api_key)
         report = asyncio.run(ChaosCampaign(plan, args.model_name, endpoint, _say).run(None))
     else:
         port = free_port(40)
         ours = ("--port", str(port), "--metrics-port", str(port + 2))
-        options = up.parse([*_SHAPE, *ours, *args.service_flags])
+        options = up.parse(["--preset", _preset_of(seed), *_SHAPE, *ours, *args.service_flags])
         refuse_wrong_options(options, args.log_dir)
         report = asyncio.run(run_on_cluster(plan, options, args.log_dir, _say))
     print("\n".join(["", *report.lines()]))
     if args.json is not None:
         report.write(args.json)
     return 0 if report.holds else 1
+
+
+def _fresh_seed() -> int:
+    """Return a seed that nobody has tried, whose preset is that of the day."""
+    from headway.presets import PRESETS
+
+    return secrets.randbelow(2**20) * len(PRESETS) + int(time.time() // _DAY) % len(PRESETS)
+
+
+def _preset_of(seed: int) -> str:
+    from headway.presets import PRESETS
+
+    return list(PRESETS)[seed % len(PRESETS)]
 
 
 def _kinds(text: str) -> tuple[str, ...]:

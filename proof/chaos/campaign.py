@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,6 +20,7 @@ from proof.chaos.report import Injected, Report
 from proof.chaos.rig import NoTargetError, Rig
 from proof.checker import Checker
 from services.local.options import ClusterOptions
+from services.local.refusals import engines_of
 
 _QUIET = 90.0  # seconds until all must serve again and nothing is held
 _LOOK = 0.05
@@ -32,6 +33,8 @@ _HELD: Mapping[str, Sequence[str]] = MappingProxyType(
     }
 )
 """Metrics that are 0 while nobody asks for anything."""
+_DRAW_ANEW = ("openai",)
+"""Engines that go on with other draws where a sampled answer is resumed (docs/engines.md)."""
 Say = Callable[[str], None]
 
 
@@ -49,6 +52,8 @@ class CampaignPlan:
     at_once: int = 3
     streams: int = 8
     num_jobs: int = 24
+    greedy: bool = False
+    """True: no request draws or has penalties, as some engines go on with other draws."""
     patience: float = 120.0
     """The longest that an answer may take."""
     memory_every: float = 10.0
@@ -61,7 +66,7 @@ class ChaosCampaign:
         self._plan = plan
         self._say = say
         self._checker = Checker()
-        jobs = make_jobs(model, plan.num_jobs, plan.seed)
+        jobs = make_jobs(model, plan.num_jobs, plan.seed, greedy=plan.greedy)
         self._load = Load(endpoint, jobs, self._checker, patience=plan.patience)
         self._began_at = 0.0
         self._running: set[asyncio.Task[None]] = set()
@@ -194,7 +199,12 @@ async def run_on_cluster(
     """Start a cluster, run the campaign on it, and stop it."""
     certified = "certificates" in plan.kinds
     rig = Rig(options, log_folder, proxied=bool(plan.kinds), certified=certified)
-    say(f"starting a cluster; logs in {log_folder}/")
     endpoint = Endpoint.parse(f"http://{options.host}:{options.port}")
+    engines = engines_of(options)
+    plan = replace(plan, greedy=not engines.isdisjoint(_DRAW_ANEW))
+    campaign = ChaosCampaign(plan, options.served_name, endpoint, say)
+    tried = [options.policies.preset, *sorted(engines), "mTLS" if certified else "a secret"]
+    campaign.report.cluster = ", ".join(tried)
+    say(f"starting a cluster: {campaign.report.cluster}; logs in {log_folder}/")
     async with rig:
-        return await ChaosCampaign(plan, options.served_name, endpoint, say).run(rig)
+        return await campaign.run(rig)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +23,8 @@ _QUESTIONS = (
 )
 _KINDS = ("chat", "chat-seeded", "completion", "completion-seeded", "choices", "whole")
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
+_DRAWS = ("seed", "top_p", "repetition_penalty", "presence_penalty")
+"""What makes a request anything but greedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,11 @@ class ChaosJob:
         return json.dumps(dict(self.fields)).encode()
 
 
-def make_jobs(model: str, number: int, seed: int) -> Sequence[ChaosJob]:
-    """Return so many jobs, of all kinds in turn."""
+def make_jobs(model: str, number: int, seed: int, *, greedy: bool = False) -> Sequence[ChaosJob]:
+    """Return so many jobs, of all kinds in turn; ``greedy``: none draws or has penalties."""
     rng = random.Random(seed)
-    return [_job(model, _KINDS[place % len(_KINDS)], rng) for place in range(number)]
+    jobs = [_job(model, _KINDS[place % len(_KINDS)], rng) for place in range(number)]
+    return [_greedy(job) for job in jobs] if greedy else jobs
 
 
 def _job(model: str, kind: str, rng: random.Random) -> ChaosJob:
@@ -77,3 +80,8 @@ def _job(model: str, kind: str, rng: random.Random) -> ChaosJob:
         fields |= {"temperature": rng.choice((0.7, 1.2)), "seed": rng.randrange(2**31)}
     path = CHAT if "messages" in fields else PLAIN
     return ChaosJob(kind, path, MappingProxyType(fields))
+
+
+def _greedy(job: ChaosJob) -> ChaosJob:
+    fields = {name: value for name, value in job.fields.items() if name not in _DRAWS}
+    return replace(job, fields=MappingProxyType(fields | {"temperature": 0}))

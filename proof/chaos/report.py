@@ -32,6 +32,8 @@ class Report:
     """Figures of one campaign."""
 
     seed: int
+    cluster: str = ""
+    """What was tried, in words."""
     seconds: float = 0.0
     faults: list[Injected] = field(default_factory=list)
     num_asked: int = 0
@@ -90,8 +92,17 @@ class Report:
             *self._memory_lines(),
             f"tracebacks in logs: {_counts(self.tracebacks) or 'none'}",
             *(f"not as before: {text}" for text in self.left),
-            "every promise was kept" if self.holds else "FAILED",
+            self.summary(),
         ]
+
+    def summary(self) -> str:
+        """Return one line to keep."""
+        verdict = "every promise was kept" if self.holds else "FAILED"
+        tried = f"{self.cluster}, seed {self.seed}" if self.cluster else f"seed {self.seed}"
+        return (
+            f"{verdict}: {len(self.faults)} faults, {self.num_answers} answers, "
+            f"{self.num_tokens} tokens ({tried})"
+        )
 
     def _memory_lines(self) -> list[str]:
         if not self.memory:

@@ -64,7 +64,7 @@ def _refuse_wrong_model(options: ClusterOptions) -> None:
     """Raise HeadwayError for a cluster of one model that could not start."""
     refuse_wrong_counts(options)
     refuse_wrong_configurations(options)
-    if _computes(options, "torch"):
+    if "torch" in engines_of(options):
         check_model(options.model)
         for name, folder in options.lora.items():
             check_adapter(name, folder)
@@ -140,10 +140,10 @@ def refuse_wrong_configurations(options: ClusterOptions) -> None:
             _refuse_wrong_engine(config)
 
 
-def _computes(options: ClusterOptions, engine: str) -> bool:
-    """Return whether a worker computes with this engine."""
+def engines_of(options: ClusterOptions) -> set[str]:
+    """Return the names of the engines that its workers compute with."""
     specs = (spec for spec in process_specs(options, num_cores=1) if spec.service == "worker")
-    return any(read_config(WorkerConfig, spec.flags).engine == engine for spec in specs)
+    return {read_config(WorkerConfig, spec.flags).engine for spec in specs}
 
 
 def _refuse_wrong_engine(config: WorkerConfig) -> None:

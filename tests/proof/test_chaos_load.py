@@ -32,6 +32,11 @@ def test_the_same_seed_makes_the_same_jobs_of_every_kind() -> None:
     assert {job.kind for job in jobs[:6]} == {job.kind for job in jobs}
     assert {job.streams for job in jobs} == {True, False}
     assert max(job.num_choices for job in jobs) > 1
+    assert any("seed" in job.fields for job in jobs)
+    greedy = make_jobs("small", 12, 7, greedy=True)
+    assert [job.kind for job in greedy] == [job.kind for job in jobs]
+    assert not any(name in job.fields for job in greedy for name in ("seed", "presence_penalty"))
+    assert {job.fields["temperature"] for job in greedy} == {0}
 
 
 async def test_a_campaign_without_faults_compares_every_answer(
@@ -43,7 +48,10 @@ async def test_a_campaign_without_faults_compares_every_answer(
     assert report.holds, report.lines()
     assert report.num_answers > report.num_asked >= PLAN.num_jobs
     assert report.num_tokens > 100
-    assert report.lines()[-1] == "every promise was kept"
+    assert report.lines()[-1] == (
+        f"every promise was kept: 0 faults, {report.num_answers} answers, "
+        f"{report.num_tokens} tokens (seed 3)"
+    )
 
 
 async def test_answers_go_on_after_a_broken_token_stream(tmp_path: Path, store_url: str) -> None:
@@ -80,4 +88,4 @@ async def test_a_token_that_differs_is_found_with_its_history(
         report.sum_up(load, checker)
         assert not report.holds
         assert any('"asked"' in line for line in report.broken)
-        assert report.lines()[-1] == "FAILED"
+        assert report.lines()[-1].startswith("FAILED: 0 faults")
