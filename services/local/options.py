@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 from headway.cost.profile import load_profile
@@ -28,7 +30,10 @@ from services.runtime.rooms import model_folder
 from services.worker.engine.model.supported import is_plain
 
 _OF_EVERY = ("services.runtime.service",)
-_OF_A_WORKER = ("services.worker.servicer", "services.worker.engine.backend")
+_OF_A_WORKER = "services.worker.servicer"
+_OF_ENGINES: Mapping[str, str] = MappingProxyType(
+    {"torch": "services.worker.engine.backend", "openai": "services.worker.openai.engine"}
+)
 _BY_TRANSFORMERS = "services.worker.engine.model.by_transformers"
 _OF_A_PREDICTOR = ("services.predictor.learner", "services.predictor.scorer")
 """Imports once their flags are read, and when they load a model: most of their start."""
@@ -235,10 +240,21 @@ def worker_spec(
         *_share_flags(options, num_workers, num_gpus),
     )
     spec = _spec(options, "worker", service_id, *flags, role=role)
-    is_ours = options.device == "cpu" and not any(f.startswith("--engine") for f in spec.flags)
-    # a card's driver and other engines start threads and processes as they see fit
-    imports = (*_OF_EVERY, *_OF_A_WORKER, *_network(options.model))
-    return replace(spec, imports=imports if is_ours else None)
+    module = _OF_ENGINES.get(_engine(spec.flags))
+    if options.device != "cpu" or module is None:
+        return replace(spec, imports=None)  # a card's driver starts threads as it sees fit
+    network = _network(options.model) if module == _OF_ENGINES["torch"] else ()
+    return replace(spec, imports=(*_OF_EVERY, _OF_A_WORKER, module, *network))
+
+
+def _engine(flags: Sequence[str]) -> str:
+    """Return the engine that a worker's flags name; another word where they say it oddly."""
+    named = [
+        after
+        for flag, after in pairwise((*flags, ""))
+        if flag.startswith("--engine") and flag != "--engine-args"
+    ]
+    return named[-1] if named else "torch"
 
 
 def _network(model: str) -> tuple[str, ...]:

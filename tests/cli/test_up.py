@@ -276,5 +276,13 @@ def test_what_loads_a_model_is_copied_from_what_has_imported_torch() -> None:
     assert workers is not None
     assert "services.worker.engine.backend" in workers
     assert not any("transformers" in each for each in workers), "the small model is plain"
-    elsewhere = process_specs(up.parse(("--engine", "vllm")), num_cores=2)
-    assert {s.imports for s in elsewhere if s.service == "worker"} == {None}
+    for flags, module in (
+        (("--engine", "vllm"), ""),
+        (("--worker.engine=vllm",), ""),
+        (("--engine", "openai"), "services.worker.openai.engine"),
+    ):
+        (copied,) = {
+            s.imports for s in process_specs(up.parse(flags), num_cores=2) if s.service == "worker"
+        }
+        assert module in (copied or ("",))
+        assert "services.worker.engine.backend" not in (copied or ())
