@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ from services.runtime.logs import get_logger
 
 if TYPE_CHECKING:
     import grpc
+
+_HANDSHAKES_BEGIN = 0.1  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +81,43 @@ def server_credentials(source: TlsSource, *, asks_callers: bool = True) -> grpc.
     """
     import grpc
 
-    def current() -> grpc.ServerCertificateConfiguration:
-        files = source.read()
-        pair = (files.key, files.certificate)
-        return grpc.ssl_server_certificate_configuration([pair], root_certificates=files.authority)
+    given = source.read()
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(given), follow(source, given), require_client_authentication=asks_callers
+    )
 
-    given = [current()]
 
-    def fetch() -> grpc.ServerCertificateConfiguration:
+def follow(
+    source: TlsSource, given: TlsFiles
+) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
+    """Return what gRPC asks at every handshake: the files where they have changed, else None.
+
+    gRPC's core frees what a change replaces, though a handshake that has asked just before may not
+    have begun to use it (grpc/grpc#36693). So only a change answers, and after a pause: whoever
+    asks meanwhile waits for the core's lock.
+    """
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal given
         try:
-            given[0] = current()
+            files = source.read()
         except HeadwayError as error:
             get_logger().warning("tls_files_unreadable", error=error.message)
-        return given[0]
+            return None
+        if files == given:
+            return None
+        given = files
+        time.sleep(_HANDSHAKES_BEGIN)  # in a thread of gRPC's core
+        return _configuration(files)
 
-    return grpc.dynamic_ssl_server_credentials(
-        given[0], fetch, require_client_authentication=asks_callers
-    )
+    return fetch
+
+
+def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
+    import grpc
+
+    pair = (files.key, files.certificate)
+    return grpc.ssl_server_certificate_configuration([pair], root_certificates=files.authority)
 
 
 def _read(path: Path) -> bytes:
