@@ -83,7 +83,9 @@ def server_credentials(source: TlsSource, *, asks_callers: bool = True) -> grpc.
 
     given = source.read()
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(given), follow(source, given), require_client_authentication=asks_callers
+        _configuration(given),
+        follow(source, given),  # type: ignore[arg-type]  # None is in grpc's documentation
+        require_client_authentication=asks_callers,
     )
 
 
