@@ -46,7 +46,8 @@ async def test_streams_of_a_decoder_that_drains_go_on_elsewhere_token_for_token(
     store_url: str, cluster: str, tmp_path: Path
 ) -> None:
     flags = ("--autoscale", "--prefill", "1", "--decode", "2", "--scale-down-delay", "600")
-    ports = ("--metrics-port", str(free_port(12)))
+    # As long as it takes: a worker that stops before all have moved has them resubmitted.
+    ports = ("--metrics-port", str(free_port(12)), "--drain-timeout", str(PATIENCE))
     async with (
         local_cluster(store_url, cluster, tmp_path, *flags, *ports, "--set", PARAMS) as running,
         httpx.AsyncClient(base_url=running.base_url, timeout=PATIENCE) as client,

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from headway.blocks import blocks_for
 from headway.errors import Code, HeadwayError
-from headway.forward_pass import PENDING, ForwardPass, PassItem, PassResult
+from headway.forward_pass import PENDING, ForwardPass, PassItem
 from headway.request import BadWord, Constraints, SamplingParams, StreamKey
 from services.gateway.grammars import GrammarChecker, of_choice, of_regex, of_rules, of_schema
 from services.worker.engine import grammar as grammar_module
@@ -59,6 +59,13 @@ SCHEMAS: Sequence[Mapping[str, Any]] = (
 )
 
 
+@pytest.fixture(autouse=True)
+def masks_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No mask is late, however busy the machine: a pass waits as long as it takes."""
+    wait = grammar_module.Grammars.wait
+    monkeypatch.setattr(grammar_module.Grammars, "wait", lambda own, keys, _: wait(own, keys, 60.0))
+
+
 @pytest.fixture(scope="module")
 def engine() -> TorchBackend:
     return fresh()
@@ -93,13 +100,6 @@ def item(
     return PassItem(key, rest, computed, tuple(blocks), True, sampling, PROMPT, list(output))
 
 
-def run_whole(engine: TorchBackend, forward_pass: ForwardPass) -> PassResult:
-    """Run a pass until no mask is late; who has drawn draws the same again."""
-    while (result := engine.run(forward_pass)).late:
-        pass
-    return result
-
-
 def generate(
     engine: TorchBackend,
     sampling: SamplingParams,
@@ -116,7 +116,7 @@ def generate(
     while len(found) < sampling.max_tokens and (not found or found[-1] != EOS):
         if len(found) in preempted_at:
             computed = 0
-        run = run_whole(engine, ForwardPass(1, (item(sampling, found, computed, stream_id),)))
+        run = engine.run(ForwardPass(1, (item(sampling, found, computed, stream_id),)))
         computed = len(PROMPT) + len(found)
         found.append(run.sampled[0].token_id)
         if between is not None:
@@ -236,7 +236,6 @@ def test_one_whose_mask_is_late_is_left_out_and_draws_later_as_it_would_have(
     slow = item(bound(of_regex("abc", "r").text), (), 0, 70)
     good = item(SamplingParams(temperature=0.0), (), 0, 71)
     slow = slow._replace(block_table=tuple(b + 20 for b in slow.block_table))
-    wait = grammar_module.Grammars.wait
     with monkeypatch.context() as patch:
         patch.setattr(grammar_module.Grammars, "wait", lambda *_: {})
         result = engine.run(ForwardPass(1, (slow, good)))
@@ -245,7 +244,6 @@ def test_one_whose_mask_is_late_is_left_out_and_draws_later_as_it_would_have(
     assert [drawn.key for drawn in result.sampled] == [good.key]
     assert result.late == (slow.key,)
     assert (behind.sampled, behind.late) == ((), ())
-    monkeypatch.setattr(grammar_module.Grammars, "wait", lambda own, keys, _: wait(own, keys, 60.0))
     (drawn,) = engine.run(ForwardPass(3, (slow,))).sampled
     assert drawn.token_id == ids("a")[0]
 
@@ -293,20 +291,17 @@ def test_a_budget_bounds_no_output_that_does_not_reason(engine: TorchBackend) ->
 
 def test_a_pending_token_counts(engine: TorchBackend) -> None:
     sampling = bound(of_regex("abcdef", "r").text)
-    first = run_whole(engine, ForwardPass(1, (item(sampling, (), 0, 7),))).sampled[0].token_id
+    first = engine.run(ForwardPass(1, (item(sampling, (), 0, 7),))).sampled[0].token_id
     ahead = item(sampling, (first,), len(PROMPT), 7)
     ahead = ahead._replace(token_ids=(PENDING,), output_token_ids=[])
-    again = item(sampling, (first,), len(PROMPT), 7)
-    result = engine.run(ForwardPass(2, (ahead,)))
-    result = run_whole(engine, ForwardPass(3, (again,))) if result.late else result
-    second = result.sampled[0].token_id
+    second = engine.run(ForwardPass(2, (ahead,))).sampled[0].token_id
     assert TOKENIZER.decode([first, second]) == "ab"
 
 
 def test_the_grammar_holds_after_the_reasoning_alone(engine: TorchBackend) -> None:
     grammar = of_choice(["yes", "no"], "c").text
     inside = bound(grammar, end=(END,), ignore_eos=True)
-    run = run_whole(engine, ForwardPass(1, (item(inside, ids("so"), 0, 20),)))
+    run = engine.run(ForwardPass(1, (item(inside, ids("so"), 0, 20),)))
     thought = run.sampled[0].token_id
     assert thought not in ids("yn"), "any token may follow in the reasoning"
     assert answer(generate(engine, inside, [*ids("so"), END], 21)[3:]) in ("yes", "no")
@@ -326,7 +321,7 @@ def test_an_output_may_begin_with_reasoning_or_with_its_answer(engine: TorchBack
     firsts = set()
     for seed in range(12):
         one = SamplingParams(**{**_fields(sampling), "seed": seed, "temperature": 2.0})
-        run = run_whole(engine, ForwardPass(1, (item(one, (), 0, 30 + seed),)))
+        run = engine.run(ForwardPass(1, (item(one, (), 0, 30 + seed),)))
         firsts.add(run.sampled[0].token_id)
     assert firsts <= {START, *ids("yn")}
     rest = generate(engine, sampling, [START, *ids("hm"), END], 60)
@@ -343,7 +338,7 @@ def test_a_request_whose_tokens_break_its_grammar_fails_alone(engine: TorchBacke
     bad = item(bound(of_regex("abc", "r").text), ids("zz"), 0, 80)
     good = item(SamplingParams(temperature=0.0), (), 0, 81)
     bad = bad._replace(block_table=tuple(b + 20 for b in bad.block_table))
-    failed, drawn = run_whole(engine, ForwardPass(1, (bad, good))).sampled
+    failed, drawn = engine.run(ForwardPass(1, (bad, good))).sampled
     assert failed.problem is not None
     assert (failed.key, failed.problem.code) == (bad.key, Code.INVALID_ARGUMENT)
     assert failed.problem.message.startswith("its grammar fails")
@@ -378,7 +373,7 @@ def test_one_whose_bad_words_are_all_that_its_form_admits_fails_alone(
     bad = item(SamplingParams(constraints=constraints), (), 0, 90)
     bad = bad._replace(block_table=tuple(b + 20 for b in bad.block_table))
     good = item(SamplingParams(temperature=0.0), (), 0, 91)
-    drawn, failed = run_whole(engine, ForwardPass(1, (good, bad))).sampled
+    drawn, failed = engine.run(ForwardPass(1, (good, bad))).sampled
     assert failed.problem is not None
     assert failed.problem.code is Code.INVALID_ARGUMENT
     assert "admit no token" in failed.problem.message
@@ -387,8 +382,8 @@ def test_one_whose_bad_words_are_all_that_its_form_admits_fails_alone(
     length = bad.start + len(bad.token_ids)
     more = (*bad.block_table, 40)
     behind = bad._replace(token_ids=(PENDING,), start=length, block_table=more)
-    run_whole(engine, ForwardPass(3, (bad,)))
-    (again,) = run_whole(engine, ForwardPass(4, (behind,))).sampled
+    engine.run(ForwardPass(3, (bad,)))
+    (again,) = engine.run(ForwardPass(4, (behind,))).sampled
     assert again.key == bad.key
 
 
