@@ -54,7 +54,7 @@ soak: install
 
 night: install
 	$(BIN)/headway vopr --seeds 10000..20000 --json run/vopr.json
-	$(BIN)/headway chaos --for 1h --rate 0.7 --seed $$(date +%Y%m%d) --json run/chaos.json $(ARGS)
+	$(BIN)/headway chaos --for 1h --rate 0.7 --json run/chaos.json $(ARGS)
 
 # What decides, without services: about a minute.
 quick: install-dev

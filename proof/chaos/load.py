@@ -48,6 +48,8 @@ class LoadFigures:
     pauses: list[float] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
     """Answers that had begun and ended with an error."""
+    given_up: list[str] = field(default_factory=list)
+    """Requests that ended with an error as promised: the faults had ended their workers."""
 
 
 class Load:
@@ -172,10 +174,13 @@ class Load:
         self.figures.refusals[refusal.code] += 1
         for index in range(job.num_choices):
             name = f"{number}/{index}"
-            if self.open[name].num_reads:
-                self.figures.cut.append(f"{name} ({job.kind}): {refusal}")
             num_losses = self.count_losses() - self.open[name].num_losses
             is_excused = DIED in refusal.message and num_losses >= _ENOUGH_DEATHS
+            text = f"{name} ({job.kind}): {refusal}"
+            if is_excused:
+                self.figures.given_up.append(text)
+            elif self.open[name].num_reads:
+                self.figures.cut.append(text)
             failed = Failed(name, self.now(), refusal.code, refusal.message, is_excused)
             self._take(failed)
 

@@ -44,6 +44,8 @@ class Report:
     refusals: dict[str, int] = field(default_factory=dict)
     cut: list[str] = field(default_factory=list)
     """Answers that had begun and ended with an error."""
+    given_up: list[str] = field(default_factory=list)
+    """Requests that ended with an error as promised: the faults had ended their workers."""
     violations: list[str] = field(default_factory=list)
     broken: Sequence[str] = ()
     """The history of the answers that broke a promise, a record a line."""
@@ -66,7 +68,7 @@ class Report:
         self.num_asked = sum(figures.by_kind.values())
         self.num_answers, self.num_tokens = summary.num_requests, summary.num_tokens
         self.ends, self.refusals = dict(summary.ends), dict(figures.refusals)
-        self.cut = figures.cut
+        self.cut, self.given_up = figures.cut, figures.given_up
         self.violations = [str(each) for each in checker.violations]
         self.broken = list(to_lines(load.broken))
         self.pauses = _spread(figures.pauses)
@@ -85,6 +87,7 @@ class Report:
             f"{self.num_asked} requests, {self.num_answers} answers compared, "
             f"{self.num_tokens} tokens; ends: {_counts(self.ends)}",
             f"refused: {_counts(self.refusals) or 'none'}",
+            *(f"  as promised: {text}" for text in self.given_up[:_SHOWN]),
             f"broken promises: {len(self.violations)}; answers cut off: {len(self.cut)}",
             *(f"  {text}" for text in (*self.violations, *self.cut)[:_SHOWN]),
             f"longest pause of an answer, s: {_values(self.pauses)}",

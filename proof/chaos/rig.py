@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import signal
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -92,6 +93,8 @@ class Rig:
         return find_dialler(port, self.pids())
 
     async def __aenter__(self) -> Rig:
+        for process in self.processes:
+            _earlier(process).unlink(missing_ok=True)
         for proxy in self._proxies:
             await proxy.start()
         try:
@@ -182,7 +185,10 @@ class Rig:
         """Drain a process, and start it again with these failpoints armed in its next life."""
         pid, num_deaths = process.pid, process.num_deaths
         process.next_life = {failpoints.VARIABLE: points}
-        process.log_path.unlink(missing_ok=True)  # the next life has one of its own
+        with suppress(FileNotFoundError):  # the next life has one of its own
+            with _earlier(process).open("ab") as earlier:
+                earlier.write(process.log_path.read_bytes())
+            process.log_path.unlink()
         if pid is None:
             raise NoTargetError
         os.kill(pid, signal.SIGTERM)
@@ -292,13 +298,19 @@ class Rig:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines) if lines else None
 
     def tracebacks(self) -> dict[str, int]:
-        """Return how many tracebacks each log has, where it has any."""
-        counts = {}
+        """Return how many tracebacks each process's logs have, where they have any."""
+        counts: Counter[str] = Counter()
         for process in self.processes:
-            with suppress(OSError):
-                text = process.log_path.read_text(encoding="utf-8", errors="replace")
-                counts[process.spec.service_id] = text.count("Traceback (most recent call last)")
-        return {name: number for name, number in counts.items() if number}
+            for path in (process.log_path, _earlier(process)):
+                with suppress(OSError):
+                    number = path.read_bytes().count(b"Traceback (most recent call last)")
+                    counts[process.spec.service_id] += number
+        return dict(+counts)
+
+
+def _earlier(process: SupervisedProcess) -> Path:
+    """Return where the logs of earlier lives are kept."""
+    return process.log_path.with_suffix(".earlier.log")
 
 
 def _resident_mib(pid: int) -> float:

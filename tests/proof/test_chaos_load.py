@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from bench.gateway.emulated_worker import Running
-from bench.serve.client import Endpoint
+from bench.serve.client import Client, Endpoint
 from headway.request import FinishReason
+from proof.chaos.answers import AnswerChoice, OnTokens, Refusal
 from proof.chaos.campaign import CampaignPlan, ChaosCampaign
-from proof.chaos.jobs import make_jobs
+from proof.chaos.jobs import ChaosJob, make_jobs
 from proof.chaos.load import Load
 from proof.chaos.report import Report
-from proof.checker import Checker, HistoryFault
+from proof.checker import DIED, Checker, HistoryFault
 from tests.fakes.gateway_harness import Cluster, cluster
 
 PLAN = CampaignPlan(seconds=1.0, seed=3, kinds=(), streams=3, num_jobs=6, patience=30.0)
@@ -89,3 +90,28 @@ async def test_a_token_that_differs_is_found_with_its_history(
         assert not report.holds
         assert any('"asked"' in line for line in report.broken)
         assert report.lines()[-1].startswith("FAILED: 0 faults")
+
+
+@pytest.mark.parametrize("num_losses", [1, 2])
+async def test_a_request_is_given_up_as_promised_once_two_workers_were_lost(
+    num_losses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checker, lost = Checker(), [0]
+    load = Load(Endpoint.parse("http://127.0.0.1:9"), make_jobs("t", 1, 1), checker, patience=30.0)
+    load.count_losses = lambda: lost[0]
+
+    async def answers(client: Client, job: ChaosJob, on_tokens: OnTokens) -> list[AnswerChoice]:
+        on_tokens(0, [1])
+        if checker.summary.num_requests:
+            lost[0] += num_losses
+            raise Refusal("INTERNAL", f"{DIED} 3 times")
+        return [AnswerChoice([1, 2], "12", "stop")]
+
+    monkeypatch.setattr("proof.chaos.load.read_answer", answers)
+    await load.learn()
+    await load.ask_all()
+    load.close()
+    report = Report(1)
+    report.sum_up(load, checker)
+    assert report.holds is (num_losses == 2)
+    assert len(report.given_up) == (num_losses == 2)
