@@ -134,22 +134,26 @@ class ClusterSide:
         self.outputs.fail(request_id, error)
 
     def _hand_over(self, request: Request) -> None:
-        if request.attempt:
+        reason = self._why_again(request.request_id) if request.attempt else ""
+        if reason:
             self._log.info(
                 "request_resubmitted",
                 request_id=request.request_id,
                 attempt=request.attempt,
                 num_output_tokens=len(request.output_token_ids),
-                reason=self._why_again(request.request_id),
+                reason=reason,
             )
         self.link.send(request)
         failpoint("gateway.request.handed")
 
     def _why_again(self, request_id: str) -> str:
-        """Return why a request's last attempt was lost; "" where no lives are written down."""
+        """Return why its last attempt was lost; "" where a new leader is told of it anew."""
         life = self.core.lives.find(request_id, self._now())
-        losses = [] if life is None else life.find(MomentKind.LOST)
-        return losses[-1].cause if losses else ""
+        moments = () if life is None else life.moments[:-1]  # the last: it is sent now
+        for moment in reversed(moments):
+            if moment.kind in (MomentKind.LOST, MomentKind.SENT):
+                return moment.cause
+        return ""
 
     async def _find_digest(self, worker_id: str) -> str:
         """Return the digest of a worker's nonce, "" where the store does not say."""
