@@ -8,6 +8,7 @@ output no longer grows (``headway.cost.velocity``). ``headway/profiles/`` holds 
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
 # --- reading ------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=16)
 def parse_profile(text: str, source: str) -> Profile:
     """Return the profile in a TOML text; HeadwayError names ``source`` and what is wrong."""
     table = parse(text, f"profile {source}", "profile")

@@ -25,6 +25,7 @@ from proof.vopr.processes import (
     SchedulerShell,
     ShellProcess,
     WorkerShell,
+    config_of,
     secret_file,
 )
 from proof.vopr.scenario import Asking, SeedScenario, names
@@ -66,7 +67,8 @@ class ShellCluster:
         self._num_lives: Counter[str] = Counter()
         self.roles, self.autoscales = _scaled(scenario)
         secret = secret_file()
-        self.config = config = ServiceConfig(
+        self.config = config = config_of(
+            ServiceConfig,
             service_id=SUPERVISOR,
             cluster="proof",
             drain_timeout=DRAIN_TIMEOUT,

@@ -7,17 +7,19 @@ process that stands still keeps what happens to it for later; one that has ended
 from __future__ import annotations
 
 import asyncio
-import heapq
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
+from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_RESOLUTION = 1e-9
+"""Timers so few seconds apart are due together."""
 _MOST_STEPS = 200_000
 """Steps of the loop in one instant: more are an endless loop in somebody's code."""
 
@@ -96,24 +98,43 @@ def owner() -> ProcessLife:
     return life
 
 
-class _Step(events.Handle):
+class _Step(events.TimerHandle):
     """A callback of the loop that waits where its process does not run."""
 
-    def _run(self) -> None:
-        life: ProcessLife | None = self._context.get(OWNER)  # type: ignore[attr-defined]  # asyncio's own
-        if life is None or life.runs:
-            super()._run()
-        else:
-            life.hold(self)
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: Sequence[Any],
+        loop: VirtualLoop,
+        context: Context | None,
+    ) -> None:
+        self._when = when
+        self._callback: Any = callback
+        self._args: Any = args
+        self._loop = loop
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+        self._source_traceback = self._repr = None
+
+    def cancel(self) -> None:
+        """See ``asyncio``."""
+        self._cancelled = True
+        self._callback = self._args = None
 
     def take(self) -> None:
         """Run it now, unless it was cancelled meanwhile."""
-        if not self._cancelled:
-            super()._run()
-
-
-class _TimedStep(events.TimerHandle, _Step):
-    """A step at an instant."""
+        if self._cancelled:
+            return
+        try:
+            self._context.run(self._callback, *self._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            message = f"Exception in {self._callback!r}"
+            self._loop.call_exception_handler({"message": message, "exception": error})
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -122,9 +143,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
-        self._clock_resolution = 1e-9
         self._num_steps = 0
-        self._selector: Any = self
+        self._timers: list[tuple[float, _Step]] = []
+        self._steps: deque[_Step] = deque()
         self.thread_delay: Callable[[], float] = lambda: 0.0
         """Draws how long a thread takes for something short, seconds."""
         self.is_over = False
@@ -144,7 +165,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def take_up(self, steps: Iterable[_Step]) -> None:
         """Run these steps soon, in their order."""
-        self._ready.extend(steps)  # type: ignore[attr-defined]  # asyncio's own queue
+        self._steps.extend(steps)
 
     def start(self, life: ProcessLife, coroutine: Any) -> asyncio.Task[Any]:
         """Start the first task of a process."""
@@ -164,15 +185,42 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """See ``asyncio``."""
-        timer = _TimedStep(when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]  # asyncio's own heap
-        timer._scheduled = True  # type: ignore[attr-defined]
+        timer = _Step(when, callback, args, self, context)
+        heappush(self._timers, (when, timer))
         return timer
 
-    def _call_soon(self, callback: Any, args: Any, context: Context | None) -> events.Handle:
-        step = _Step(callback, args, self, context)
-        self._ready.append(step)  # type: ignore[attr-defined]  # asyncio's own queue
+    def call_soon(  # type: ignore[override]  # without the types of the arguments
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> events.Handle:
+        """See ``asyncio``."""
+        step = _Step(self._now, callback, args, self, context)
+        self._steps.append(step)
         return step
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]  # there are no threads
+
+    def _run_once(self) -> None:
+        """Take all steps that are ready; jump to the next timer if there are none."""
+        timers, steps = self._timers, self._steps
+        while timers and timers[0][1]._cancelled:
+            heappop(timers)
+        if steps or (timers and timers[0][0] <= self._now):
+            self._num_steps += 1
+            if self._num_steps > _MOST_STEPS:
+                raise TimeStandsStill
+        else:
+            assert timers, "nobody waits for anything: this history would never end"
+            self._num_steps = 0
+            self._now = timers[0][0]
+        while timers and timers[0][0] < self._now + _RESOLUTION:
+            steps.append(heappop(timers)[1])
+        for _ in range(len(steps)):  # what they start waits for the next time
+            step = steps.popleft()
+            life = step._context.get(OWNER)
+            if life is None or life.runs:
+                step.take()
+            elif not step._cancelled:
+                life.hold(step)
 
     def run_in_executor(  # type: ignore[override]  # the virtual one has no threads
         self, executor: Executor | None, func: Callable[..., T], *args: Any
@@ -191,25 +239,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             life.handler(context)
         else:
             super().call_exception_handler(context)
-
-    def select(self, timeout: float | None) -> list[Any]:
-        """Jump to the next timer if nothing else is left; the loop asks itself for events."""
-        if timeout == 0:
-            self._num_steps += 1
-            if self._num_steps > _MOST_STEPS:
-                raise TimeStandsStill
-            return []
-        timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
-        assert timers, "nobody waits for anything: this history would never end"
-        self._num_steps = 0
-        self._now = max(self._now, timers[0].when())
-        return []
-
-    def _process_events(self, event_list: Sequence[Any]) -> None:
-        """Do nothing: there are no sockets."""
-
-    def _write_to_self(self) -> None:
-        """Do nothing: there are no threads."""
 
     async def create_server(self, *args: Any, **options: Any) -> Any:
         """Return a listener to whom nobody connects: clients of a history call gRPC."""

@@ -10,9 +10,10 @@ from contextlib import AsyncExitStack
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from pydantic import BaseModel
 
 from headway.console.recent import RecentRequests
 from proof.vopr.engine import MemoryEngine
@@ -31,6 +32,7 @@ from services.local.process_spec import ProcessSpec
 from services.predictor.config import PredictorConfig
 from services.predictor.service import PredictorService
 from services.predictor.service import build as build_predictor
+from services.runtime.config import ServiceConfig
 from services.runtime.essential import Ending
 from services.runtime.log_lines import LogLines
 from services.runtime.service import Runtime, Service, done_before, start
@@ -42,6 +44,7 @@ from services.worker.config import WorkerConfig
 from services.worker.servicer import WorkerServicer
 from services.worker.servicer import build as build_worker
 
+C = TypeVar("C", bound=ServiceConfig)
 _PORTS = {"g": 50_100, "k": 50_200, "s": 50_300, "w": 50_400, "p": 50_500, "a": 50_600}
 """The first port of each kind of process, by the first letter of its name; ``k``: token sinks."""
 MOST_WORKERS = 6
@@ -149,7 +152,7 @@ class SchedulerShell(ShellProcess):
         self, world: ShellWorld, name: str, spec: ProcessSpec, skew: float, preset: str
     ) -> None:
         common, policy = _common(name, name, skew, preset), world.scenario.policy
-        config = SchedulerConfig(**common, policy=policy, leader_ttl=_LEADER_TTL)
+        config = config_of(SchedulerConfig, **common, policy=policy, leader_ttl=_LEADER_TTL)
         super().__init__(world, name, config, build_scheduler)
 
     @property
@@ -166,7 +169,8 @@ class WorkerShell(ShellProcess):
         self, world: ShellWorld, name: str, spec: ProcessSpec, skew: float, preset: str
     ) -> None:
         shape = world.scenario.shape
-        config = WorkerConfig(
+        config = config_of(
+            WorkerConfig,
             **_common(name, spec.service_id, skew, preset),
             model_name=MODEL,
             role=_flag(spec, "--role"),
@@ -207,7 +211,8 @@ class PredictorShell(ShellProcess):
     ) -> None:
         common = _common(name, name, skew, preset)
         fields = PredictorConfig.model_fields
-        config = PredictorConfig(**{key: common[key] for key in common if key in fields})
+        known = {key: common[key] for key in common if key in fields}
+        config = config_of(PredictorConfig, **known)
         super().__init__(world, name, config, self._build)
 
     async def _build(self, runtime: Runtime[PredictorConfig]) -> PredictorService:
@@ -245,7 +250,8 @@ class AutoscalerShell(ShellProcess):
         limits: dict[str, Any] = dict.fromkeys(
             ("max_prefill", "max_decode", "max_unified"), MOST_WORKERS // 2
         )
-        config = AutoscalerConfig(
+        config = config_of(
+            AutoscalerConfig,
             # what it scales is decided as the cluster starts
             **_common(name, name, skew, world.scenario.preset),
             model_name=MODEL,
@@ -273,7 +279,8 @@ def _flag(spec: ProcessSpec, name: str) -> str:
 
 def gateway_config(scenario: SeedScenario, name: str, skew: float, preset: str) -> GatewayConfig:
     """Return a gateway's configuration."""
-    return GatewayConfig(
+    return config_of(
+        GatewayConfig,
         **_common(name, name, skew, preset),
         sink_listen=address_of(f"k{name[1:]}"),
         http_port=0,
@@ -292,6 +299,13 @@ def models_of(num_blocks: int) -> ServedModels:
     scenario = SeedScenario(0)
     config = gateway_config(scenario, "g0", 0.0, "sbs")
     return load_models(config.model_copy(update={"max_model_len": num_blocks * BLOCK_SIZE}))
+
+
+def config_of(kind: type[C], **values: Any) -> C:
+    """Return a configuration of these values; nothing is read from the environment."""
+    config = kind.__new__(kind)
+    BaseModel.__init__(config, **values)
+    return config
 
 
 def _common(name: str, service_id: str, skew: float, preset: str) -> dict[str, Any]:

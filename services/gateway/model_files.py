@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,13 @@ def _read_template(folder: Path) -> ChatTemplate | None:
     if not source:
         return None
     special = {name: _token_text(config.get(name)) for name in SPECIAL_TOKENS}
-    return ChatTemplate(source, {name: text for name, text in special.items() if text})
+    return _compiled(source, tuple((name, text) for name, text in special.items() if text))
+
+
+@lru_cache(maxsize=16)
+def _compiled(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
+    """Compile a template once for all models that have it."""
+    return ChatTemplate(source, dict(special_tokens))
 
 
 def _token_text(token: Any) -> str:

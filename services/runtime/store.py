@@ -22,7 +22,8 @@ import re
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -130,7 +131,8 @@ class Store:
         async with self._reached():
             pipeline = self._client.pipeline(transaction=False)
             key = self._key("member", member.service, member.member_id)
-            pipeline.set(key, json.dumps(asdict(member)), px=int(ttl * 1000), get=True)
+            text = json.dumps({name: getattr(member, name) for name in _MEMBER_FIELDS})
+            pipeline.set(key, text, px=int(ttl * 1000), get=True)
             pipeline.sadd(self._key("members", member.service), member.member_id)
             before = (await pipeline.execute())[0]
             return before and _member(member.service, member.member_id, str(before))
@@ -359,6 +361,7 @@ def _leader(text: str) -> Leader | None:
     return Leader(parts["candidate"], parts["address"], int(parts["token"]))
 
 
+@lru_cache(maxsize=512)  # polls read the same words again and again
 def _member(service: str, member_id: str, text: str) -> Member | None:
     """Return this member; None if the text is none. Ignore fields of newer versions."""
     said = _object(text) or {}

@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from wsgiref.simple_server import WSGIServer
@@ -151,6 +152,7 @@ def _close(server: WSGIServer) -> None:
     server.server_close()
 
 
+@cache
 def package_version() -> str:
     """Return the release that is installed, ``unknown`` without one."""
     try:

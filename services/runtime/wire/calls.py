@@ -192,7 +192,8 @@ async def replicas(channel: _Channel, *, within: float) -> Replicas:
         (start.number, InstanceStart(start.worker_id, start.role, start.seconds, start.warm))
         for start in reply.starts
     ]
-    return Replicas(dict(reply.num_workers), starts, reply.num_standby)
+    num_workers = dict(sorted(reply.num_workers.items()))  # a map comes in any order
+    return Replicas(num_workers, starts, reply.num_standby)
 
 
 async def scale(channel: _Channel, role: str, num_workers: int, *, within: float) -> None:
