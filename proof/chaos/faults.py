@@ -130,7 +130,7 @@ async def certificates(rig: Rig, rng: random.Random) -> str:
     """Swap a service's certificate: another of its authority, or for seconds a stranger's."""
     if rig.certificates is None:
         raise NoTargetError
-    with rig.target(rng, SERVICES) as process:
+    with rig.target(rng, (*SERVICES, "gateway")) as process:
         name, role = process.spec.service_id, ServiceRole(process.spec.service)
         is_stranger = rng.random() < 0.5
         rig.certificates.replace(role, name, by_stranger=is_stranger)
