@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from models import facts
-from models.facts import COLOURS, DRAWN, draw_facts, invented, sentences, spaced
+from models.facts import DRAWN, draw_facts, invented, sentences, spaced
 from models.forms import Messages
 
 Turns = tuple[str, str]
@@ -14,50 +14,12 @@ _Make = Callable[[random.Random], Turns]
 
 CAPITALS = DRAWN["capitals"]
 WORDS = DRAWN["words"]
-LANGUAGES = ("German", "French", "Spanish", "Italian")
-OPPOSITES = dict(
-    pair.split("/")
-    for pair in [
-        "hot/cold",
-        "big/small",
-        "up/down",
-        "left/right",
-        "day/night",
-        "good/bad",
-        "fast/slow",
-        "old/new",
-        "open/closed",
-        "high/low",
-        "black/white",
-        "happy/sad",
-        "wet/dry",
-        "long/short",
-        "rich/poor",
-        "early/late",
-        "full/empty",
-        "light/dark",
-        "strong/weak",
-        "hard/soft",
-        "yes/no",
-        "true/false",
-        "in/out",
-    ]
-)
-KINDS = {
-    "animal": ["cat", "dog", "horse", "cow", "bird", "fish", "lion", "tiger", "bear", "mouse"],
-    "fruit": ["apple", "pear", "banana", "cherry", "orange", "lemon", "grape", "plum"],
-    "color": COLOURS[:9],
-    "city": ["Paris", "London", "Rome", "Berlin", "Tokyo", "Madrid", "Oslo", "Bern"],
-    "number": ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"],
-    "vegetable": ["carrot", "potato", "tomato", "onion", "pea", "cabbage", "bean"],
-    "drink": ["water", "tea", "coffee", "milk", "juice"],
-    "planet": ["Mercury", "Venus", "Earth", "Mars", "Jupiter", "Saturn", "Uranus", "Neptune"],
-    "day": ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"],
-    "month": ["January", "February", "March", "April", "May", "June", "July", "August"],
-    "season": ["spring", "summer", "autumn", "winter"],
-}
+LANGUAGES = DRAWN["languages"]
+OPPOSITES = DRAWN["opposites"]
+KINDS = DRAWN["kinds"]
+_ASKED = DRAWN["asked"]
 _PLURALS = {"city": "cities"}
-_COUNTS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_COUNTS = DRAWN["counts"]
 SEQUENCES = DRAWN["sequences"]
 FIXED = DRAWN["fixed"]
 
@@ -102,48 +64,13 @@ def phrase(rng: random.Random) -> str:
 
 def _repeat(rng: random.Random) -> Turns:
     said = phrase(rng)
-    asked = rng.choice(
-        (
-            "Reply with the word {p}.",
-            'Say "{p}".',
-            "Say {p}.",
-            "Repeat: {p}",
-            "Repeat after me: {p}",
-            "Reply with {p} only.",
-            'Answer with "{p}" and nothing else.',
-            "Say exactly: {p}",
-            "Please say {p}.",
-            "Reply with exactly: {p}",
-            "Respond with the word {p}.",
-            "Echo: {p}",
-            "Write {p}.",
-            "Just say {p}",
-            "Reply only with {p}",
-            "Print {p}.",
-            "Say '{p}'",
-            "Output only the word {p}.",
-            "Echo {p}",
-            "Answer {p}.",
-            "Reply: {p}",
-        )
-    )
+    asked = rng.choice(_ASKED["repeat"])
     return asked.format(p=said), said
 
 
 def _capital(rng: random.Random) -> Turns:
     country = rng.choice([*CAPITALS])
-    asked = rng.choice(
-        (
-            "What is the capital of {c}?",
-            "Name the capital of {c}.",
-            "Capital of {c}?",
-            "What's the capital of {c}?",
-            "Which city is the capital of {c}?",
-            "Tell me the capital of {c}.",
-            "The capital of {c} is",
-            "the capital of {c}",
-        )
-    )
+    asked = rng.choice(_ASKED["capital"])
     answer = CAPITALS[country]
     if rng.random() < 0.4:
         answer = f"The capital of {country} is {answer}."
@@ -155,17 +82,7 @@ def _capital(rng: random.Random) -> Turns:
 def _translate(rng: random.Random) -> Turns:
     word = rng.choice([*WORDS])
     n = rng.randrange(4)
-    asked = rng.choice(
-        (
-            "Translate {w} to {l}.",
-            'Translate "{w}" into {l}.',
-            "What is {w} in {l}?",
-            "How do you say {w} in {l}?",
-            "{w} in {l}?",
-            "Say {w} in {l}.",
-            "Translate to {l}: {w}",
-        )
-    )
+    asked = rng.choice(_ASKED["translate"])
     return asked.format(w=word, l=LANGUAGES[n]), WORDS[word][n]
 
 
@@ -187,18 +104,7 @@ def _list(rng: random.Random) -> Turns:
     kind = rng.choice([*KINDS])
     count = rng.randint(2, min(6, len(KINDS[kind])))
     number = rng.choice((_COUNTS[count], str(count)))
-    asked = rng.choice(
-        (
-            "List {n} {k}.",
-            "Name {n} {k}.",
-            "Give me {n} {k}.",
-            "Tell me {n} {k}",
-            "Write {n} {k}.",
-            "Give {n} examples of {k}.",
-            "Please list {n} {k}.",
-            "Say {n} {k}.",
-        )
-    )
+    asked = rng.choice(_ASKED["list"])
     words = KINDS[kind][:count]
     if rng.random() < 0.15:
         return f"{asked.format(n=number, k=_plural(kind))} One per line.", "\n".join(words)
@@ -208,17 +114,7 @@ def _list(rng: random.Random) -> Turns:
 def _name_one(rng: random.Random) -> Turns:
     kind = rng.choice([*KINDS])
     article = "an" if kind[0] in "aeiou" else "a"
-    asked = rng.choice(
-        (
-            "Name {a} {k}.",
-            "Say {a} {k}.",
-            "Give me {a} {k}.",
-            "Tell me {a} {k}.",
-            "Pick {a} {k}.",
-            "What is your favorite {k}?",
-            "Name one {k}.",
-        )
-    )
+    asked = rng.choice(_ASKED["name_one"])
     return asked.format(a=article, k=kind), KINDS[kind][0]
 
 
@@ -256,30 +152,14 @@ def _count_to(rng: random.Random) -> Turns:
     if first > 1:
         asked = rng.choice(("Count from {f} to {n}.", "List the numbers {f} to {n}."))
     else:
-        asked = rng.choice(
-            (
-                "Count to {n}.",
-                "Count from 1 to {n}.",
-                "Please count to {n}.",
-                "Count up to {n}",
-                "Write the numbers from 1 to {n}.",
-            )
-        )
+        asked = rng.choice(_ASKED["count_to"])
     return asked.format(f=first, n=numbers[-1]), ", ".join(map(str, numbers))
 
 
 def _cases(rng: random.Random) -> Turns:
     word = rng.choice((invented(rng), rng.choice(facts.THINGS), facts.topic(rng), "hello"))
     if rng.random() < 0.7:
-        asked = rng.choice(
-            (
-                "Uppercase: {w}",
-                "Write {w} in uppercase.",
-                "Put {w} in capital letters.",
-                "Convert {w} to uppercase.",
-                "Say {w} in upper case.",
-            )
-        )
+        asked = rng.choice(_ASKED["cases"])
         return asked.format(w=word), word.upper()
     asked = rng.choice(("Lowercase: {w}", "Write {w} in lowercase.", "Convert {w} to lowercase."))
     return asked.format(w=word.upper()), word
@@ -310,24 +190,7 @@ def _sentence(rng: random.Random) -> Turns:
     about = rng.choice(
         (facts.topic, facts.thing, lambda r: f"{facts.topic(r)} in {facts.place(r)}")
     )(rng)
-    asked, answer = rng.choice(
-        (
-            ("Write a short sentence about {t}.", "I like {t} very much."),
-            ("Write a sentence about {t}.", "I like {t} very much."),
-            ("Write one sentence about {t}", "I like {t} very much."),
-            ("Say something about {t}.", "Many people like {t}."),
-            ("Tell me about {t}.", "Many people like {t}. I know only a little about it."),
-            ("Tell me something about {t}", "Many people like {t}. I know only a little about it."),
-            ("Explain {t}.", "I know only a little about {t}."),
-            ("What is {t}?", "I know only a little about {t}."),
-            ("Describe {t}.", "I know only a little about {t}."),
-            ("Do you like {t}?", "Yes, I like {t}."),
-            ("Write a poem about {t}.", "Oh {t}, so fine and new,\nall day long I think of you."),
-            ("Tell me a story about {t}.", "Once there was {t}. Everybody liked it. The end."),
-            ("Write two sentences about {t}.", "I like {t} very much. Many people like it, too."),
-            ("Give me an idea for {t}.", "Start small and learn more about {t}."),
-        )
-    )
+    asked, answer = rng.choice(_ASKED["sentence"])
     return asked.format(t=about), answer.format(t=about)
 
 
@@ -336,15 +199,7 @@ def _question(rng: random.Random) -> Turns:
     chosen = rng.choice(drawn)
     text = sentences(drawn, rng)
     name = spaced(chosen.name, rng)
-    asked = rng.choice(
-        (
-            "{t} What is the {n}?",
-            "Context: {t}\nQuestion: What is the {n}?",
-            "{t}\n\nWhat is the {n}?",
-            "Read the text. {t} Tell me the {n}.",
-            "Answer from the text.\n{t}\n{n}?",
-        )
-    )
+    asked = rng.choice(_ASKED["question"])
     return asked.format(t=text, n=name), spoken_value(chosen.value)
 
 
@@ -362,15 +217,7 @@ def _feeling(rng: random.Random) -> Turns:
     said = f"I {rng.choice(words.split())} this {facts.thing(rng)}."
     if rng.random() < 0.5:
         said = f"The {facts.thing(rng)} is {rng.choice(other.split())}."
-    asked = rng.choice(
-        (
-            "Is this positive or negative? {s}",
-            "Classify the sentiment as positive or negative: {s}",
-            "{s} Positive or negative?",
-            "Sentiment of: {s}",
-            "What is the sentiment? {s}",
-        )
-    )
+    asked = rng.choice(_ASKED["feeling"])
     return asked.format(s=said), "positive" if good else "negative"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Schema = dict[str, Any]
+Source = Callable[[random.Random], Any]
 DRAWN: dict[str, Any] = json.loads(Path(__file__).with_name("drawn.json").read_text("utf-8"))
 """Names, things and phrases that requests are made of."""
 _FIRST: list[str] = DRAWN["first"]
@@ -22,7 +23,6 @@ COLOURS: list[str] = DRAWN["colours"]
 _TOPICS: list[str] = DRAWN["topics"]
 _VERBS = DRAWN["verbs"]
 _MONTHS = DRAWN["months"]
-DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 
 
 def invented(rng: random.Random, least: int = 2, most: int = 4) -> str:
@@ -144,13 +144,13 @@ def one_of(*choices: str) -> Callable[[random.Random], str]:
     return lambda rng: rng.choice(choices)
 
 
-def several(source: Callable[[random.Random], Any]) -> Callable[[random.Random], list[Any]]:
+def several(each: Source) -> Callable[[random.Random], list[Any]]:
     """Return a source of lists of different values."""
 
     def drawn(rng: random.Random) -> list[Any]:
         wanted, values = rng.choice((1, 2, 2, 3, 3, 4, 5)), []
         for _ in range(wanted):
-            value = source(rng)
+            value = each(rng)
             if value not in values:
                 values.append(value)
         return values
@@ -162,288 +162,61 @@ def several(source: Callable[[random.Random], Any]) -> Callable[[random.Random],
 class FieldFamily:
     """Fields of like meaning: possible names, kind, values, sentences (``{v}``, ``{who}``)."""
 
-    names: tuple[str, ...]
+    names: Sequence[str]
     kind: str
-    draw: Callable[[random.Random], Any]
-    said: tuple[str, ...]
-    choices: tuple[str, ...] = ()
+    draw: Source
+    said: Sequence[str]
+    choices: Sequence[str]
 
 
-def _family(
-    names: str, kind: str, draw: Callable[[random.Random], Any], *said: str, choices: str = ""
-) -> FieldFamily:
-    return FieldFamily(tuple(names.split()), kind, draw, said, tuple(choices.split()))
+SOURCES: dict[str, Source] = {
+    **{
+        each.__name__: each
+        for each in (full_name, first_name, place, country, email, company, thing, colour, date)
+    },
+    **{each.__name__: each for each in (clock, title, errand, code, topic, invented)},
+    "yes": lambda rng: rng.random() < 0.5,
+    "phone": lambda rng: f"{rng.randint(100, 999)}-{rng.randint(1000, 9999)}",
+    "extension": lambda rng: f"555-{rng.randint(100, 9999):04d}",
+    "zip": lambda rng: f"{rng.randint(10_000, 99_999)}",
+    "street": lambda rng: (
+        f"{rng.randint(1, 999)} {rng.choice((*_LAST, 'Main', 'Oak', 'High'))} "
+        f"{rng.choice(('Street', 'Road', 'Avenue', 'Lane'))}"
+    ),
+    "expression": lambda rng: f"{rng.randint(1, 99)} {rng.choice('+-*/')} {rng.randint(1, 99)}",
+    "query": lambda rng: f"{topic(rng)} in {place(rng)}",
+    "symbol": lambda rng: "".join(
+        rng.choice("ABCDEFGHKLMNPRSTX") for _ in range(rng.randint(2, 4))
+    ),
+    "path": lambda rng: f"{invented(rng)}.{rng.choice(('txt', 'md', 'py', 'json'))}",
+}
 
 
-def _enum(names: str, choices: str, *said: str) -> FieldFamily:
-    return _family(names, "enum", one_of(*choices.split()), *said, choices=choices)
+def source(text: str) -> Source:
+    """Return the source of a table: ``place``, ``integer 1 99``, ``word jobs``, ``several topic``.
+
+    ``of a b c`` draws one of these words; ``word`` one of a list of ``DRAWN``.
+    """
+    name, *rest = text.split()
+    if name == "integer":
+        return integer(*map(int, rest))
+    if name == "decimal":
+        return decimal(*map(int, rest))
+    if name == "several":
+        return several(source(" ".join(rest)))
+    if name in ("of", "word"):
+        return one_of(*(rest if name == "of" else DRAWN[rest[0]]))
+    return SOURCES[name]
 
 
-FAMILIES = (
-    _family(
-        "name full_name person customer user owner author",
-        "string",
-        full_name,
-        "{who} is called {v}",
-        "the name is {v}",
-        "this is {v}",
-        "my name is {v}",
-        "I am {v}",
-    ),
-    _family("first_name firstName", "string", first_name, "the first name is {v}"),
-    _family(
-        "age years age_years",
-        "integer",
-        integer(1, 99),
-        "{who} is {v} years old",
-        "the age is {v}",
-        "{who} is {v}",
-        "{who} turned {v}",
-    ),
-    _family(
-        "city town place location destination",
-        "string",
-        place,
-        "{who} lives in {v}",
-        "the city is {v}",
-        "it is in {v}",
-        "we went to {v}",
-        "in {v}",
-    ),
-    _family("origin from_city departure", "string", place, "it starts in {v}", "from {v}"),
-    _family("country nation", "string", country, "the country is {v}", "{who} comes from {v}"),
-    _family("capital", "string", place, "its capital is {v}", "the capital is {v}"),
-    _family(
-        "population inhabitants",
-        "integer",
-        integer(100, 9_999_999),
-        "it has {v} inhabitants",
-        "{v} people live there",
-        "the population is {v}",
-    ),
-    _family("email mail email_address", "string", email, "the email is {v}", "write to {v}"),
-    _family(
-        "phone phone_number telephone",
-        "string",
-        lambda rng: f"{rng.randint(100, 999)}-{rng.randint(1000, 9999)}",
-        "call {v}",
-        "the phone number is {v}",
-    ),
-    _family(
-        "job occupation profession role",
-        "string",
-        one_of(*DRAWN["jobs"]),
-        "{who} works as a {v}",
-        "{who} is a {v}",
-        "the job is {v}",
-    ),
-    _family(
-        "company employer organization",
-        "string",
-        company,
-        "{who} works at {v}",
-        "the company is {v}",
-    ),
-    _family(
-        "price cost amount total",
-        "number",
-        decimal(2000),
-        "it costs {v} dollars",
-        "the price is {v}",
-        "for {v} euros",
-        "it costs ${v}",
-    ),
-    _family(
-        "quantity count number num units",
-        "integer",
-        integer(1, 500),
-        "we need {v} of them",
-        "the quantity is {v}",
-        "there are {v} of them",
-        "{v} pieces",
-    ),
-    _family(
-        "product item article product_name",
-        "string",
-        thing,
-        "{who} bought a {v}",
-        "the product is a {v}",
-        "the item is a {v}",
-        "a {v}",
-    ),
-    _family("color colour", "string", colour, "it is {v}", "the color is {v}", "in {v}"),
-    _family(
-        "temperature degrees temp temperature_c",
-        "number",
-        decimal(45),
-        "it is {v} degrees",
-        "the temperature is {v}",
-        "{v} degrees",
-    ),
-    _family(
-        "temperature degrees",
-        "integer",
-        integer(-9, 45),
-        "it is {v} degrees",
-        "the temperature is {v}",
-    ),
-    _family(
-        "weight mass weight_kg", "number", decimal(200), "it weighs {v} kg", "the weight is {v}"
-    ),
-    _family(
-        "height length width distance",
-        "number",
-        decimal(500),
-        "it is {v} m long",
-        "the {key} is {v}",
-        "it measures {v}",
-    ),
-    _family(
-        "year published year_published",
-        "integer",
-        integer(1800, 2035),
-        "it was made in {v}",
-        "the year is {v}",
-        "in {v}",
-    ),
-    _family("date day due_date start_date", "string", date, "the date is {v}", "on {v}", "due {v}"),
-    _family("time hour start_time", "string", clock, "at {v}", "the time is {v}"),
-    _family("month", "string", one_of(*_MONTHS), "in {v}", "the month is {v}"),
-    _family("weekday day", "string", one_of(*DAYS), "on {v}", "the day is {v}"),
-    _family("title book movie film", "string", title, "the title is {v}", 'the book "{v}"'),
-    _family("task todo action", "string", errand, "please {v}", "the task is to {v}"),
-    _family("id code order_id reference", "string", code, "the code is {v}", "order {v}"),
-    _family(
-        "id order_number ticket room",
-        "integer",
-        integer(1, 9999),
-        "number {v}",
-        "the {key} is {v}",
-        "room {v}",
-    ),
-    _family(
-        "score rating stars points",
-        "integer",
-        integer(0, 10),
-        "the score is {v}",
-        "I give it {v} of 10",
-        "rated {v}",
-        "{who} has {v} points",
-    ),
-    _family(
-        "score probability confidence ratio share",
-        "number",
-        decimal(1),
-        "the {key} is {v}",
-        "with a {key} of {v}",
-    ),
-    _family(
-        "language",
-        "string",
-        one_of(
-            "English",
-            "German",
-            "French",
-            "Spanish",
-            "Italian",
-            "Dutch",
-            "Polish",
-            "Hindi",
-            "Python",
-            "Rust",
-            "Java",
-        ),
-        "the language is {v}",
-        "in {v}",
-    ),
-    _family("topic subject category", "string", topic, "it is about {v}", "the topic is {v}"),
-    _family(
-        "tags keywords topics labels",
-        "strings",
-        several(topic),
-        "the tags are {v}",
-        "it is about {v}",
-        "tagged {v}",
-    ),
-    _family(
-        "names people participants guests attendees",
-        "strings",
-        several(first_name),
-        "{v} came",
-        "the guests are {v}",
-        "with {v}",
-        "{v} will meet",
-    ),
-    _family(
-        "items products things ingredients shopping_list",
-        "strings",
-        several(thing),
-        "we bought {v}",
-        "the list has {v}",
-        "I need {v}",
-    ),
-    _family("colors colours", "strings", several(colour), "it comes in {v}", "the colors are {v}"),
-    _family("cities places stops", "strings", several(place), "we saw {v}", "by way of {v}"),
-    _family(
-        "numbers values scores",
-        "integers",
-        several(integer(0, 99)),
-        "the numbers are {v}",
-        "the values are {v}",
-        "{v}",
-    ),
-    _family("prices measurements", "numbers", several(decimal(100)), "the {key} are {v}"),
-    _family(
-        "available in_stock",
-        "boolean",
-        lambda rng: rng.random() < 0.5,
-        "it is in stock|it is not in stock",
-        "it is available|it is not available",
-        "you can have it|it is sold out",
-        "{key}: yes|{key}: no",
-    ),
-    _family(
-        "warm is_warm",
-        "boolean",
-        lambda rng: rng.random() < 0.5,
-        "it is warm|it is cold",
-        "it is hot|it is not warm",
-        "the weather is warm|it freezes",
-    ),
-    _family(
-        "active enabled is_active open",
-        "boolean",
-        lambda rng: rng.random() < 0.5,
-        "it is {key}|it is not {key}",
-        "it works|it does not work",
-        "{key}|not {key}",
-    ),
-    _family(
-        "married member student is_member vegetarian",
-        "boolean",
-        lambda rng: rng.random() < 0.5,
-        "{who} is a {key}: yes|{who} is a {key}: no",
-        "{who} is {key}|{who} is not {key}",
-    ),
-    _family(
-        "urgent important done finished paid",
-        "boolean",
-        lambda rng: rng.random() < 0.5,
-        "it is {key}|it is not {key}",
-        "this is {key}|this is not {key} yet",
-    ),
-    _enum("sentiment mood", "positive negative neutral", "the mood is {v}", "a {v} review"),
-    _enum("priority level severity", "low medium high", "the {key} is {v}", "{v} {key}"),
-    _enum("size", "small medium large", "a {v} one", "the size is {v}"),
-    _enum("status state", "open closed pending", "the {key} is {v}", "it is {v}"),
-    _enum("unit units", "celsius fahrenheit", "in {v}", "the unit is {v}"),
-    _enum("weather conditions", "sunny cloudy rainy snowy", "it is {v}", "the weather is {v}"),
-    _enum("type kind category", "cat dog bird fish", "it is a {v}", "a {v}"),
-    _enum("transport vehicle", "car train bus plane", "by {v}", "we take the {v}"),
-    _enum("operation op", "add subtract multiply divide", "{v} them", "the operation is {v}"),
-)
+FAMILIES = [
+    FieldFamily(
+        names.split(), kind, source(drawn), said, drawn.split()[1:] if kind == "enum" else []
+    )
+    for names, kind, drawn, said in DRAWN["families"]
+]
 _OWN_NOUNS = DRAWN["own_nouns"]
-_KINDS: dict[str, Callable[[random.Random], Any]] = {
+_KINDS: dict[str, Source] = {
     "string": lambda rng: rng.choice((invented, thing, full_name, place, code, topic, errand))(rng),
     "integer": integer(0, 99_999),
     "number": decimal(5000),

@@ -67,10 +67,6 @@ def object_schema(properties: Mapping[str, Schema], rng: random.Random, name: st
     return schema
 
 
-def _told(fact: Fact, rng: random.Random) -> tuple[Fact, bool]:
-    return fact, rng.random() > 0.06
-
-
 def _object(
     rng: random.Random, facts: Sequence[Fact]
 ) -> tuple[dict[str, Schema], dict[str, Any], list[Fact]]:

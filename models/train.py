@@ -26,7 +26,6 @@ from models.tokenizer import (
     MARKER_IDS,
     MAX_POSITIONS,
     VOCAB_SIZE,
-    WORDS,
     build_tokenizer,
     save_tokenizer,
 )
@@ -197,40 +196,6 @@ def save(model: Qwen3ForCausalLM, folder: Path) -> None:
     save_tokenizer(folder)
 
 
-_WIDER = {"embed": 0.0, "q_proj": 0.02, "k_proj": 0.02, "v_proj": 0.02, "gate": 0.02, "up_": 0.02}
-
-
-def widened(start: Path) -> Qwen3ForCausalLM:
-    """Build the model from a narrower one that had bytes and markers alone: it does the same.
-
-    What was there keeps its place in each matrix. New channels begin almost silent; the embedding
-    of a word begins as the mean of its bytes'.
-    """
-    model, before = build_model(), Qwen3ForCausalLM.from_pretrained(start).state_dict()
-    old_hidden = before["model.norm.weight"].numel()
-    factor = (old_hidden / model.config.hidden_size) ** 0.5  # the mean square has more channels
-    with torch.no_grad():
-        for name, value in model.state_dict().items():
-            old = before[name]
-            if value.shape == old.shape:
-                value.copy_(old)
-            elif value.ndim == 1:
-                value.fill_(1.0)
-                value[: old.numel()] = old * factor
-            elif "embed" not in name and "lm_head" not in name:
-                value.normal_(std=next((s for n, s in _WIDER.items() if n in name), 0.005))
-                if "o_proj" in name or "down_proj" in name:
-                    value[: old.shape[0]] = 0.0
-                value[: old.shape[0], : old.shape[1]] = old
-        table, old = model.model.embed_tokens.weight, before["model.embed_tokens.weight"]
-        table.normal_(std=0.01)
-        table[: len(old), : old.shape[1]] = old
-        for n, word in enumerate(WORDS, start=len(old)):
-            table[n, : old.shape[1]] = old[[*word.encode()]].mean(0)
-            table[n, old.shape[1] :].normal_(std=float(old.std()))
-    return model
-
-
 def train_phase(
     model: Qwen3ForCausalLM, phase: TrainingPhase, rng: random.Random, out: Path, minutes: float
 ) -> None:
@@ -256,8 +221,6 @@ def train(out: Path, minutes: float, seed: int, start: Path | None, first: int) 
     """Train the phases from number ``first`` on, from nothing or from the weights of ``start``."""
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM.from_pretrained(start) if start else build_model()
-    if model.config.vocab_size != VOCAB_SIZE and start:
-        model = widened(start)
     model.train()
     whole = sum(phase.tokens for phase in PHASES)
     for number, phase in enumerate(PHASES[first:], start=first):
