@@ -237,12 +237,3 @@ class Checker:
     def _violated(self, fault: HistoryFault, request_id: str, at: float, detail: str) -> None:
         self.summary.faults[fault] += 1
         self.violations.append(Violation(fault, request_id, at, detail))
-
-
-def check(records: Iterable[Record], *, ended_at: float, bound: float = 1.0) -> Checker:
-    """Check a whole history, which ended at that instant."""
-    checker = Checker(bound=bound)
-    for record in records:
-        checker.take(record)
-    checker.finish(ended_at)
-    return checker

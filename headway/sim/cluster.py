@@ -216,7 +216,7 @@ class SimCluster:
 
     def gpu_seconds(self, until: float) -> float:
         """Return the GPU-seconds up to an instant: start-ups and instances that died included."""
-        return sum(hire.gpu_seconds(until) for hire in self._paid.values())
+        return sum(paid.gpu_seconds(until) for paid in self._paid.values())
 
     # --- clients ----------------------------------------------------------------------
 

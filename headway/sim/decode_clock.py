@@ -38,7 +38,7 @@ class LoggedPass(NamedTuple):
 class ClockedRequest:
     """A request of the batch, and the last look at it."""
 
-    __slots__ = ("entry", "look_at", "num_held", "place", "sequence", "step")
+    __slots__ = ("due_step", "entry", "num_held", "place", "sequence", "step")
 
     def __init__(self, entry: Entry[Sequence], step: int, place: int) -> None:
         self.entry = entry
@@ -48,7 +48,7 @@ class ClockedRequest:
         self.place = place
         """Passes in the log at the last look."""
         self.num_held = len(self.sequence.kv.blocks)
-        self.look_at: float = inf
+        self.due_step: float = inf
         """Step at which it is to be looked at again."""
 
 
@@ -62,9 +62,9 @@ class DecodeClock:
         self._log: list[LoggedPass] = []
         self._members: dict[StreamKey, ClockedRequest] = {}
         self._ends: list[tuple[float, int, ClockedRequest]] = []
-        self._looks: list[tuple[float, int, ClockedRequest]] = []
+        self._checks: list[tuple[float, int, ClockedRequest]] = []
         self._num_pushed = 0  # breaks ties in the heaps
-        self._looked_at: list[ClockedRequest] = []
+        self._synced: list[ClockedRequest] = []
         self._left: list[StreamKey] = []
 
     def __contains__(self, key: StreamKey) -> bool:
@@ -87,18 +87,18 @@ class DecodeClock:
             left = sequence.num_left(self._state.max_len)
             self._num_pushed += 1
             heappush(self._ends, (self._step + left, self._num_pushed, member))
-            self._watch(member, soon=True)
+            self._schedule_check(member, soon=True)
 
     def begin(self) -> None:
         """Let the units' loads be counted here."""
         for unit, batch in zip(self._state.units, self._batches, strict=True):
             unit.batch = batch
 
-    def give_up(self) -> list[Entry[Sequence]]:
+    def release_all(self) -> list[Entry[Sequence]]:
         """Look at each request and let go of all; return them in the order of service."""
         members = self._in_order(self._members.values())
         for member in members:
-            self._catch_up(member)
+            self._sync(member)
             self._state.send_late(member.sequence)
             unit = self._state.units[member.sequence.unit]
             unit.apart[member.sequence.key] = member.sequence
@@ -146,11 +146,11 @@ class DecodeClock:
         left, self._left = self._left, []
         return left
 
-    def land(self, result: PassResult, now: float) -> list[tuple[PassItem, Sequence]]:
+    def complete(self, result: PassResult, now: float) -> list[tuple[PassItem, Sequence]]:
         """Note the end of a pass; return requests to look at, in order, as before the pass."""
-        self._looked_at = looked_at = self._in_order(self._due(result))
-        for member in looked_at:
-            self._catch_up(member)
+        self._synced = synced = self._in_order(self._due(result))
+        for member in synced:
+            self._sync(member)
         num_steps = result.num_steps
         for batch in self._batches:
             batch.advance(self._step, num_steps)
@@ -159,12 +159,14 @@ class DecodeClock:
         self._log.append(
             LoggedPass(ReadTokens(num_steps, result.pass_time, now), seconds, self._step)
         )
-        for member in looked_at:
+        for member in synced:
             member.step, member.place = self._step, len(self._log)
             self._grant(member, member.sequence.kv.num_computed + num_steps)
-        return [(pass_item(member.sequence), member.sequence) for member in looked_at]
+        return [(pass_item(member.sequence), member.sequence) for member in synced]
 
-    def land_all(self, result: PassResult, in_pass: Iterable[tuple[PassItem, Sequence]]) -> None:
+    def complete_all(
+        self, result: PassResult, in_pass: Iterable[tuple[PassItem, Sequence]]
+    ) -> None:
         """Note the end of a pass whose requests are all to be looked at."""
         for item, sequence in in_pass:
             pool = self._state.units[sequence.unit].pool
@@ -174,7 +176,7 @@ class DecodeClock:
 
     def settle(self) -> None:
         """Let go of requests that have ended with the pass."""
-        for member in self._looked_at:
+        for member in self._synced:
             sequence = member.sequence
             if sequence.ended is None and sequence.stage is Stage.RUNNING:
                 continue
@@ -194,47 +196,47 @@ class DecodeClock:
             return self._members.values()
         step = self._step + result.num_steps
         due = {sampled.key: self._members[sampled.key] for sampled in result.sampled}
-        for heap in (self._ends, self._looks):
+        for heap in (self._ends, self._checks):
             while heap and heap[0][0] <= step:
                 at, _, member = heappop(heap)
-                if not self._is_gone(member) and (heap is self._ends or member.look_at == at):
+                if not self._is_gone(member) and (heap is self._ends or member.due_step == at):
                     due[member.sequence.key] = member
         return due.values()
 
     def _is_gone(self, member: ClockedRequest) -> bool:
         return self._members.get(member.sequence.key) is not member
 
-    # --- looking at requests ----------------------------------------------------------
+    # --- the state of single requests -------------------------------------------------
 
-    def looked_at(self, unit: int) -> list[Entry[Sequence]]:
+    def synced(self, unit: int) -> list[Entry[Sequence]]:
         """Return the requests of a unit that the end of the last pass concerned."""
-        return [member.entry for member in self._looked_at if member.sequence.unit == unit]
+        return [member.entry for member in self._synced if member.sequence.unit == unit]
 
-    def watch(self) -> None:
+    def schedule_checks(self) -> None:
         """Note when to look again at those that have been looked at, now that they are ranked."""
-        for member in self._looked_at:
+        for member in self._synced:
             if not self._is_gone(member):
-                self._watch(member)
-        self._looked_at = []
+                self._schedule_check(member)
+        self._synced = []
 
-    def catch_up(self) -> None:
+    def sync(self) -> None:
         """Look at every request, as of the end of the last pass."""
-        self._looked_at = list(self._members.values())
-        for member in self._looked_at:
-            self._catch_up(member)
+        self._synced = list(self._members.values())
+        for member in self._synced:
+            self._sync(member)
 
-    def _watch(self, member: ClockedRequest, *, soon: bool = False) -> None:
+    def _schedule_check(self, member: ClockedRequest, *, soon: bool = False) -> None:
         """Note when to look at it again: when its rank expires, or its estimate."""
         sequence = member.sequence
         num_attained = sequence.kv.num_computed - sequence.num_cached_tokens
         until = member.entry.until_tokens - num_attained
         until = 1 if soon else min(until, self._state.predictions.due_in(sequence))
         if until < inf:
-            member.look_at = float(self._step + max(1, ceil(until)))
+            member.due_step = float(self._step + max(1, ceil(until)))
             self._num_pushed += 1
-            heappush(self._looks, (member.look_at, self._num_pushed, member))
+            heappush(self._checks, (member.due_step, self._num_pushed, member))
 
-    def _catch_up(self, member: ClockedRequest) -> None:
+    def _sync(self, member: ClockedRequest) -> None:
         """Let its own state be as of the end of the last pass."""
         passes = self._log[member.place :]
         if not passes:
@@ -253,7 +255,7 @@ class DecodeClock:
         self._grant(member, sequence.kv.num_computed + num_later)
         self._state.units[sequence.unit].cache(sequence)  # as after the last pass's first step
         sequence.computed(num_later)
-        self._state.predictions.catch_up(sequence, ends)
+        self._state.predictions.sync(sequence, ends)
 
     def _grant(self, member: ClockedRequest, num_tokens: int) -> None:
         """Move the blocks for its tokens from those set aside to its own table."""

@@ -41,10 +41,10 @@ class Leaps(StepPasses):
         self._step_time = 0.0
         """Seconds of the last step."""
 
-    def heed(self, event: WorkerEvent, flights: abc.Sequence[Flight]) -> None:
+    def prepare(self, event: WorkerEvent, flights: abc.Sequence[Flight]) -> None:
         """End the clock where an event may concern one of its requests, or reads one's state."""
         if self._clock is not None and _may_concern(self._clock, event):
-            self._look_at_all(self._clock, flights[0] if flights else None)
+            self._release_clock(self._clock, flights[0] if flights else None)
 
     def go_on(self, until: float, now: float) -> PlannedPass | None:
         """Return the next pass of the same batch with those that join it; None without one."""
@@ -53,7 +53,7 @@ class Leaps(StepPasses):
             return None
         planned = self._next(clock, until, now)
         if planned is None:
-            self._look_at_all(clock, None)
+            self._release_clock(clock, None)
         return planned
 
     def _next(self, clock: DecodeClock, until: float, now: float) -> PlannedPass | None:
@@ -64,7 +64,7 @@ class Leaps(StepPasses):
             if entries is None:
                 return None
             joining += entries
-        clock.watch()
+        clock.schedule_checks()
         clock.join(joining)
         if not len(clock):
             return None
@@ -86,7 +86,7 @@ class Leaps(StepPasses):
             self._clock = state.clock = clock
             in_pass = []
         else:
-            clock.give_up()
+            clock.release_all()
         return PlannedPass(items, in_pass, leap, clock)
 
     def _most(self, most: int, until: float, now: float) -> int:
@@ -104,24 +104,24 @@ class Leaps(StepPasses):
             return False
         return all(sequence.may_join for _, sequence in in_pass)
 
-    def _look_at_all(self, clock: DecodeClock, flight: Flight | None) -> None:
+    def _release_clock(self, clock: DecodeClock, flight: Flight | None) -> None:
         """End the clock: from now on each request, also of a ``flight``, is planned for."""
         self._clock = self._state.clock = None
-        entries = clock.give_up()
+        entries = clock.release_all()
         self._planner.serve(entries)
         if flight is not None:
             sequences = [entry.candidate for entry in entries]
-            flight.look_at([(pass_item(sequence), sequence) for sequence in sequences])
+            flight.include([(pass_item(sequence), sequence) for sequence in sequences])
 
-    def land(self, flight: Flight, result: PassResult, now: float) -> list[Share]:
+    def complete(self, flight: Flight, result: PassResult, now: float) -> list[Share]:
         """Note a pass that has ended; return the requests to look at, in order."""
         clock = flight.clock
         if clock is None:
             return flight.in_pass
         assert isinstance(clock, DecodeClock), "batches without a plan are made here"
         if clock is self._clock:
-            return clock.land(result, now)
-        clock.land_all(result, flight.in_pass)
+            return clock.complete(result, now)
+        clock.complete_all(result, flight.in_pass)
         return flight.in_pass
 
     def settle(self, step_time: float | None) -> None:

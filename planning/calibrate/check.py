@@ -18,9 +18,9 @@ MOST_MOVED = 0.10
 """The share by which the level may have moved: beyond it, a run compares nothing."""
 
 
-def has_moved(level_found: float) -> bool:
+def has_moved(level: float) -> bool:
     """Return whether a machine was faster or slower than while it was measured."""
-    return abs(level_found - 1.0) > MOST_MOVED
+    return abs(level - 1.0) > MOST_MOVED
 
 
 @dataclass(frozen=True, slots=True)

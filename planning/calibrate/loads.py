@@ -48,10 +48,8 @@ class Part:
     bursts: Bursts | None = None
 
 
-SINGLE_RATE = (Part(150, 4.0),)
-"""A learning load of one rate and one mix, for comparison."""
 SPREAD = (Part(70, 4.0), Part(30, 3.0, LONG_PROMPTS), Part(50, 40.0))
-"""A learning load of as many requests: few at a time, long prompts, and a crowd."""
+"""A learning load of 150 requests: few at a time, long prompts, and a crowd."""
 TOGETHER = (Part(40, 8.0), Part(50, 20.0), Part(60, 40.0))
 """A load that keeps several workers busy at once, more and more."""
 

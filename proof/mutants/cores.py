@@ -281,8 +281,8 @@ CORES = (
     ),
     Mutation(
         "a repeated dispatch runs twice",
-        f"{_WORKER}core.py",
-        "if dispatch.dispatch_id in self._seen_dispatches:",
+        f"{_WORKER}worker_base.py",
+        "if dispatch_id in self._seen_dispatches:",
         "if False:",
         (_WORKER_TESTS,),
     ),

@@ -10,7 +10,7 @@ from headway.life.record import LifeRecord
 from services.gateway.config import GatewayConfig
 from services.gateway.outputs import Output
 from services.gateway.spans import open_spans
-from services.runtime.few_lines import FewLines
+from services.runtime.log_limit import LogLimit
 
 
 class RequestLog:
@@ -21,7 +21,7 @@ class RequestLog:
         self._log = log
         self._is_on = config.access_log
         self._has_keys = config.api_key_file is not None
-        self._strangers = FewLines()
+        self._strangers = LogLimit()
         self._spans = open_spans(config.otlp_traces_endpoint, config.service_id)
         self._idle_stages = stages_without_classes(config.chosen())
 

@@ -15,10 +15,10 @@ from headway.policies.burst.dual_signal import (
     DualSignal,
     DualSignalParams,
     SlidingSum,
-    burst_ratio,
 )
 from headway.policies.burst.off import Off
 from headway.request import Request, SamplingParams
+from tests.fakes.tokenscale import burst_ratio
 
 FIGURE = DualSignalParams(factor=1.0, chance=0.05)
 """Ten requests ahead of the mean."""

@@ -9,8 +9,9 @@ from itertools import accumulate, takewhile
 
 import pytest
 
-from headway.policies.burst.dual_signal import DualSignal, DualSignalParams, burst_ratio
+from headway.policies.burst.dual_signal import DualSignal, DualSignalParams
 from headway.workload.arrivals import gaps
+from tests.fakes.tokenscale import burst_ratio
 
 Arrivals = list[tuple[float, int]]
 LOG_NORMAL, EQUAL = 0.9, 0.0

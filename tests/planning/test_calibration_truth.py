@@ -11,13 +11,14 @@ from headway.cost.pass_time import PassTime
 from headway.workload.traces import TraceRow
 from planning.calibrate.figures import errors
 from planning.calibrate.live import LiveLoad
-from planning.calibrate.loads import LONG_PROMPTS, SINGLE_RATE, SPREAD, Part, drawn, one_by_one
+from planning.calibrate.loads import LONG_PROMPTS, SPREAD, Part, drawn, one_by_one
 from planning.calibrate.model import fit_profile, slower
 from planning.calibrate.predict import predict
 from planning.calibrate.sharing import LiveRun, level
 from services.local.options import WorkerCounts
 from tests.fakes.true_machine import HOPS, TRUTH, asked, calibration
 
+SINGLE_RATE = (Part(150, 4.0),)
 ALONE = WorkerCounts(0, 0, unified=1)
 HELD_OUT: Mapping[str, Sequence[Part]] = {
     "long prompts": (Part(80, 6.0, LONG_PROMPTS),),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 import pytest
 
@@ -15,11 +16,18 @@ from proof.checker import (
     Left,
     Read,
     Record,
-    check,
     to_lines,
 )
 
 ASKED = Asked("r", 1.0, (5, 6, 7), deadline_at=10.0)
+
+
+def check(records: Iterable[Record], *, ended_at: float) -> Checker:
+    checker = Checker(bound=1.0)
+    for record in records:
+        checker.take(record)
+    checker.finish(ended_at)
+    return checker
 
 
 def faults(*records: Record, ended_at: float = 5.0) -> list[HistoryFault]:

@@ -167,7 +167,7 @@ class Engine:
             self.compare(self.random.choice(sorted(self.live)))
 
     def compare(self, name: str) -> None:
-        assert numbers(self.each.look_at(name)) == numbers(self.steady.look_at(name))
+        assert numbers(self.each.synced(name)) == numbers(self.steady.synced(name))
 
 
 def numbers(sequence: Sequence) -> tuple[object, ...]:
@@ -241,7 +241,7 @@ def test_a_calm_engine_is_counted_by_the_step(policy: str) -> None:
         order.planned(counts, dict.fromkeys(names, 4 + place), now=now)
         order.stepped(counts, drawn, 0.01, now)
         assert order.num_steady == 8
-    assert {order.look_at(name).num_output_tokens for name in names} == {3001}
+    assert {order.synced(name).num_output_tokens for name in names} == {3001}
     for name in names:
         order.went(name)
     assert order.num_steady == 0

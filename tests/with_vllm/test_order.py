@@ -140,18 +140,18 @@ def test_markers_that_are_given_stand_over_those_of_the_model() -> None:
     order.came("r", [1, 2], 10, Hints(), 100.0, now=100.0)
     order.planned({"r": 2}, {"r": 0}, now=100.0)
     order.computed("r", 2, (8,), 0.01, 100.0, ended=False)
-    assert order.look_at("r").phase is Phase.REASONING
+    assert order.synced("r").phase is Phase.REASONING
     order.computed("r", 1, (3,), 0.01, 100.0, ended=False)
-    assert order.look_at("r").phase is Phase.ANSWERING
+    assert order.synced("r").phase is Phase.ANSWERING
 
 
 def test_lengths_are_learnt_from_requests_that_have_ended_with_prompts_alike() -> None:
     order = OrderSettings("srpt").order()
     order.came("first", [1] * 8, 100, Hints(), 100.0, now=100.0)
-    assert order.look_at("first").predicted_remaining is None
+    assert order.synced("first").predicted_remaining is None
     serve(order, 9)
     order.came("next", [1] * 8, 100, Hints(), 200.0, now=200.0)
-    remaining = order.look_at("next").predicted_remaining
+    remaining = order.synced("next").predicted_remaining
     assert remaining is not None
     assert 3 <= remaining <= 20
 
@@ -174,10 +174,10 @@ def test_who_does_not_say_whether_it_reasons_does_if_the_model_does(
 ) -> None:
     order = OrderSettings("headway", {}, (END,), (THINK,)).order()
     order.came("r", prompt, 10, hints, 100.0, now=100.0)
-    assert order.look_at("r").reasons is reasons
+    assert order.synced("r").reasons is reasons
     silent = OrderSettings("headway").order()
     silent.came("r", prompt, 10, Hints(), 100.0, now=100.0)
-    assert not silent.look_at("r").reasons
+    assert not silent.synced("r").reasons
 
 
 def test_who_does_not_stream_has_no_reader_joins_the_critical_and_says_nothing_of_their_lag() -> (

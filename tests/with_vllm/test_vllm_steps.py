@@ -76,7 +76,7 @@ def check(scheduler: Any) -> None:
     """The policy sees each request as vLLM does."""
     order = scheduler.headway
     for name, request in scheduler.requests.items():
-        assert order.look_at(name).num_output_tokens == request.num_output_tokens
+        assert order.synced(name).num_output_tokens == request.num_output_tokens
     assert len(order.queue) == len(scheduler.requests)
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from headway.forward_pass import PENDING, ForwardPass, PassItem, PassResult
 from headway_vllm.backend import VllmBackend
-from headway_vllm.begun import BegunPass
+from headway_vllm.started_pass import StartedPass
 
 
 class AheadBackend(VllmBackend):
@@ -26,7 +26,7 @@ class AheadBackend(VllmBackend):
         return partial(self.end, self.begin(forward_pass))
 
     def _filled_in(
-        self, items: Sequence[PassItem], before: BegunPass, current: BegunPass
+        self, items: Sequence[PassItem], before: StartedPass, current: StartedPass
     ) -> Sequence[PassItem]:
         pending = [item for item in items if item.token_ids and item.token_ids[0] == PENDING]
         if not pending:

@@ -14,13 +14,13 @@ from headway.engine import EngineInfo, PassFailure
 from headway.errors import Code
 from headway.forward_pass import PENDING, ForwardPass, PassItem, PassResult
 from headway.request import SamplingParams, StreamKey
-from headway_vllm.begun import BegunPass
 from headway_vllm.draws import begin_rows, refusal
 from headway_vllm.engine_parts import EngineParts
 from headway_vllm.kv import VllmKvStore
 from headway_vllm.plans import PassTranslator
 from headway_vllm.shared_kv import KvOfRank, SharedKv
 from headway_vllm.shim import eos_token_ids, settle_threads
+from headway_vllm.started_pass import StartedPass
 from services.worker.engine.backend import with_drawn
 from services.worker.engine.grammar import NO_MASKS, Grammars
 from services.worker.engine.kv.pool import KvShape, KvWriter
@@ -58,7 +58,7 @@ class VllmBackend:
         self._plans = PassTranslator(keeps_requests=parts.keeps_requests, most=parts.most_requests)
         self._items: Mapping[str, PassItem] = {}
         self._thread: Thread | None = None
-        self._last_pass = BegunPass(0, 0.0)  # the last one with items
+        self._last_pass = StartedPass(0, 0.0)  # the last one with items
         self._ended_at = 0.0
         self._parts.draw_with(self._draw)
 
@@ -73,12 +73,12 @@ class VllmBackend:
         """See ``Backend.run``."""
         return self.end(self.begin(forward_pass))
 
-    def begin(self, forward_pass: ForwardPass) -> BegunPass:
+    def begin(self, forward_pass: ForwardPass) -> StartedPass:
         """Queue a pass on vLLM's device; all passes from one thread."""
         if self._thread is not current_thread():  # numbers of threads are used again
             self._thread = current_thread()
             settle_threads()
-        current = BegunPass(forward_pass.pass_id, time.perf_counter())
+        current = StartedPass(forward_pass.pass_id, time.perf_counter())
         self._plans.forget(forward_pass.ended)
         current.swap_time = self._swap(forward_pass)
         if not forward_pass.items:
@@ -95,7 +95,7 @@ class VllmBackend:
             raise
         return current
 
-    def end(self, current: BegunPass) -> PassResult:
+    def end(self, current: StartedPass) -> PassResult:
         """Wait for the tokens of a pass, in the order in which passes began."""
         sampled, hidden = current.sampled(), current.hidden_states()
         ended_at = time.perf_counter()
@@ -104,7 +104,7 @@ class VllmBackend:
         return PassResult(current.pass_id, ended_at - since, sampled, hidden, current.swap_time)
 
     def _filled_in(
-        self, items: Sequence[PassItem], before: BegunPass, current: BegunPass
+        self, items: Sequence[PassItem], before: StartedPass, current: StartedPass
     ) -> Sequence[PassItem]:
         """Replace pending tokens by what the pass before has drawn."""
         if not any(item.token_ids[0] == PENDING for item in items if item.token_ids):
@@ -122,7 +122,7 @@ class VllmBackend:
         self._store.writable.set()
         return time.perf_counter() - started_at
 
-    def _compute(self, current: BegunPass, wanted: Sequence[int]) -> None:
+    def _compute(self, current: StartedPass, wanted: Sequence[int]) -> None:
         plan, self._items = self._plans.translate(current.items)
         masks = self._grammars.begin(current.items)
         current.masks = NO_MASKS if masks is None else masks.result()

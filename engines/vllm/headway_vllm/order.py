@@ -149,11 +149,11 @@ class PolicyOrder:
         entry = self._followed[name].entry
         return entry.rank, entry.candidate.key
 
-    def look_at(self, name: str) -> candidates.Sequence:
+    def synced(self, name: str) -> candidates.Sequence:
         """Return a request as it is after the last step."""
         followed = self._followed[name]
         if name in self._steady:
-            self._steady.catch_up(followed)
+            self._steady.sync(followed)
         return followed.sequence
 
     @property
@@ -174,7 +174,7 @@ class PolicyOrder:
 
     def gives_way(self, name: str) -> bool:
         """Return whether a request may lose its blocks ahead of need."""
-        return self.policy.gives_way(self.look_at(name))
+        return self.policy.gives_way(self.synced(name))
 
     def yielding(self, for_: str, *, now: float) -> Iterator[str]:
         """Yield the running requests that may yield to a better one that waits, the worst first."""
@@ -187,7 +187,7 @@ class PolicyOrder:
             if (victim_rank, victim) <= place:
                 return
             name = self._names[victim]
-            if self.policy.may_preempt(self.look_at(name), waiting.sequence, now=now):
+            if self.policy.may_preempt(self.synced(name), waiting.sequence, now=now):
                 yield name
             else:
                 refused[victim] = victim_rank

@@ -109,13 +109,13 @@ class SteadyRequests:
             return  # each of its tokens may tell where the answer begins
         followed.step = self._step
         self._members[followed.name] = self._by_key[sequence.key] = followed
-        self.watch(followed, followed.entry.until_tokens)
+        self.schedule_check(followed, followed.entry.until_tokens)
 
     def leave(self, name: str) -> None:
         """Let go of a request, if it is here, with its numbers as of the last step."""
         followed = self._members.pop(name, None)
         if followed is not None:
-            self.catch_up(followed)
+            self.sync(followed)
             del self._by_key[followed.sequence.key]
 
     # --- steps ------------------------------------------------------------------------
@@ -174,20 +174,20 @@ class SteadyRequests:
             followed = self._members.get(name)
             if followed is None or followed.due != at:
                 continue
-            self.catch_up(followed)
+            self.sync(followed)
             if followed.sequence.attained_tokens >= followed.entry.until_tokens:
                 yield followed.entry
             else:
-                self.watch(followed, followed.entry.until_tokens)
+                self.schedule_check(followed, followed.entry.until_tokens)
 
-    def watch(self, followed: Followed, until_tokens: float) -> None:
+    def schedule_check(self, followed: Followed, until_tokens: float) -> None:
         """Look at it again when its rank may be over; it attains at most one token a step."""
         latest = _LOOK_AGAIN + followed.sequence.key.stream_id % _LOOK_AGAIN
         left = max(1, until_tokens - followed.sequence.attained_tokens)
         followed.due = followed.step + min(left, latest)
         heappush(self._due, (followed.due, followed.name))
 
-    def catch_up(self, followed: Followed) -> None:
+    def sync(self, followed: Followed) -> None:
         """Let its numbers be as of the last step."""
         passes = self._log[followed.step - self._first :]
         if not passes:
@@ -220,9 +220,9 @@ class PolicyAsked(Batching):
         followed = self._steady.find(candidate.key)
         if followed is None:
             return self._policy.rank(candidate, now=now)
-        self._steady.catch_up(followed)
+        self._steady.sync(followed)
         ranked = self._policy.rank(candidate, now=now)
-        self._steady.watch(followed, ranked.until_tokens)
+        self._steady.schedule_check(followed, ranked.until_tokens)
         return ranked
 
 

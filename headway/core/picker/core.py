@@ -79,14 +79,14 @@ BEST_GUESS, AT_ONCE, SPLIT = "best-guess", "at-once", "split"
 class _Known:
     """An endpoint; ``joined``: the scheduler counts it among its workers.
 
-    ``look_at``: instant of the next look at it, -inf once something has happened to it.
+    ``check_at``: instant of the next check of it, -inf once something has happened to it.
     """
 
     endpoint: EndpointLedger
     health: Health
     chains: KvChains
     joined: bool = False
-    look_at: float = -inf
+    check_at: float = -inf
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class PickerCore:
         self._todo: deque[SchedulerAction] = deque()
         self._actions: list[PickerAction] = []
         self._has_begun = False
-        self._look_at = self._rested_at = inf
+        self._check_at = self._rested_at = inf
         """Instants of the next look at an endpoint, and at which one has rested."""
 
     # --- the protocol of a core -------------------------------------------------------
@@ -130,8 +130,8 @@ class PickerCore:
         at = self._scheduler.next_wakeup
         at = inf if at is None else at
         at = min(at, next(iter(self._due.values()), inf))
-        is_awaited = self._due or self._look_at == -inf  # else the next event is soon enough
-        at = min(at, self._look_at if is_awaited else self._rested_at)
+        is_awaited = self._due or self._check_at == -inf  # else the next event is soon enough
+        at = min(at, self._check_at if is_awaited else self._rested_at)
         return at if at < inf else None
 
     def handle(self, event: PickerEvent, *, now: float) -> Sequence[PickerAction]:
@@ -171,25 +171,25 @@ class PickerCore:
 
     def _look(self, now: float) -> None:
         """Look at the endpoints to which something has happened, or time has done so."""
-        if now < self._look_at:
+        if now < self._check_at:
             return
-        self._look_at = self._rested_at = inf
+        self._check_at = self._rested_at = inf
         for known in self._known.values():
-            if known.look_at <= now:
-                known.look_at = inf
+            if known.check_at <= now:
+                known.check_at = inf
                 known.health.wake(now=now)
                 self._follow(known, now)
                 self._report(known, now)
                 at = min(known.endpoint.next_wakeup, known.health.next_wakeup)
-                known.look_at = min(known.look_at, at)
-            self._look_at = min(self._look_at, known.look_at)
+                known.check_at = min(known.check_at, at)
+            self._check_at = min(self._check_at, known.check_at)
             self._rested_at = min(self._rested_at, known.health.next_wakeup)
 
     def _touch(self, address: str) -> _Known | None:
         """Return an endpoint to which something is about to happen; None for a new one."""
-        known, self._look_at = self._known.get(address), -inf
+        known, self._check_at = self._known.get(address), -inf
         if known is not None:
-            known.look_at = -inf
+            known.check_at = -inf
         return known
 
     def _begin(self, now: float) -> None:

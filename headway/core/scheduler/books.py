@@ -120,8 +120,8 @@ class Books:
         placed = Placed(
             entry.key, at.worker_id, at.unit, role, target_id, entry.rule, entry.waited_us
         )
-        if again or placed != entry.told:
-            entry.told = placed
+        if again or placed != entry.last_placed:
+            entry.last_placed = placed
             self._state.tell_gateway(entry.key.gateway_id, placed)
 
     def tell_source(self, entry: Tracked, instance: Instance, unit: int) -> None:
@@ -241,10 +241,10 @@ class Books:
         self._put(entry, PlaceEvent.SOURCE_FOUND, Moving(origin, target))
         self._hold(entry, origin.unit)
 
-    def land(self, entry: Tracked) -> None:
+    def end_move(self, entry: Tracked) -> None:
         """Note that its move has succeeded."""
         place = entry.place
-        assert isinstance(place, Moving), "only what moves lands"
+        assert isinstance(place, Moving), "only a move succeeds"
         assert place.origin is not None, "its source has reported it"
         source = self._instances.get(entry.worker_id)
         if source is not None:

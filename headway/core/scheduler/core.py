@@ -38,7 +38,7 @@ from headway.core.scheduler.prefill import MAX_RETRY_AFTER, PrefillPool
 from headway.core.scheduler.reports import WorkerReports
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.scheduler.state import SchedulerState
-from headway.core.scheduler.wants import Wants
+from headway.core.scheduler.wanted_reports import Wants
 from headway.errors import Code
 from headway.messages import (
     Accepted,

@@ -346,7 +346,7 @@ class DecodePlacer:
             self._books.close(entry)
             self._state.lose([entry.key], f"worker {target.worker_id} changed during a handoff")
             return
-        self._books.land(entry)
+        self._books.end_move(entry)
 
     def _failed(
         self,

@@ -67,7 +67,7 @@ class Flights:
             flight.lapsed = True
             self._count(flight, 1)
 
-    def land(self) -> None:
+    def forget_accepted(self) -> None:
         """Forget what is acknowledged: a report includes it."""
         for dispatch_id, flight in list(self._flights.items()):
             if flight.accepted:

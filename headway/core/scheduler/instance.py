@@ -220,7 +220,7 @@ class Instance:
             self.loads[load.unit] = load
         if was_idle:
             self._busy_since, self._num_computed = now, 0
-        self._flights.land()
+        self._flights.forget_accepted()
         self._inbound = {k: i for k, i in self._inbound.items() if not i.landed}
         self.changed()
 
@@ -353,11 +353,6 @@ class Instance:
     def is_open(self, unit: int) -> bool:
         """Return whether a unit takes more decode work."""
         return self.takes_decode and self.decode_units()[unit].is_open
-
-    def in_flight(self, unit: int) -> int:
-        """Return U_flight in tokens: dispatched, not yet acknowledged."""
-        flying = self._flights.units[unit]
-        return flying.tokens - flying.accepted_tokens
 
     def capacity(self, unit: int) -> int:
         """Return C_avail, tokens."""

@@ -80,7 +80,7 @@ class Tracked:
     is_answering: bool = False  # its reasoning has ended
     predicted_total: float = 0.0  # tokens at its end, as its prefill worker predicted
     cycle: int = -1  # of the window, when it entered
-    told: Placed | None = None  # the last word to its gateway on where it is
+    last_placed: Placed | None = None  # the last word to its gateway on where it is
     rule: str = ""  # that dispatched it
     waited_us: int = 0  # until it was dispatched, or placed for decoding
     charged: float = 0.0  # weighted tokens that its tenant was charged for it

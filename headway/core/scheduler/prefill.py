@@ -264,7 +264,6 @@ class PrefillPool:
             self._state.reject(Rejected(entry.key, Code.DEADLINE_EXCEEDED, message))
         for expiry in self._dispatching.expire(now=now):
             self._instances[expiry.worker_id].reset_in_flight()
-            self._state.counters.num_watchdogs += 1
             detail = f"dispatch {expiry.dispatch_id}: no EndForward for {expiry.waited:.3f} s"
             self._state.note("watchdog_expired", worker_id=expiry.worker_id, detail=detail)
 
@@ -409,11 +408,11 @@ class PrefillPool:
         for room, (num_tokens, num_blocks) in zip(rooms, beside, strict=True):
             room.capacity += num_tokens
             room.num_free_blocks += num_blocks
-        found = self._packing.pack(waited, fresh, rooms, hits=hits, capped=turn.capped, own=own)
+        assigned = self._packing.pack(waited, fresh, rooms, hits=hits, capped=turn.capped, own=own)
         for room, (num_tokens, num_blocks) in zip(rooms, beside, strict=True):
             room.capacity -= num_tokens
             room.num_free_blocks -= num_blocks
-        return found
+        return assigned
 
     def _saves_blocks(
         self, worker_id: str, waiting: Sequence[Tracked], rooms: Sequence[Room], now: float

@@ -335,8 +335,8 @@ class WorkerReports:
         self._books.find(entry, unit, decoding=held.decoding)
 
     def _let_the_further_go_on(self, instance: Instance, entry: Tracked, held: HeldRequest) -> None:
-        found_first = self._instances[entry.worker_id].info
-        if held.num_tokens <= entry.num_tokens and found_first.role.decodes:
+        current = self._instances[entry.worker_id].info
+        if held.num_tokens <= entry.num_tokens and current.role.decodes:
             self._stop(instance, held)
         else:
             self._take_over(instance, entry, held)

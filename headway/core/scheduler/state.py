@@ -33,7 +33,6 @@ from headway.request import StreamKey
 class Counters:
     """Counts since this leader was elected."""
 
-    num_watchdogs: int = 0
     num_relocations: int = 0
 
 

@@ -137,9 +137,9 @@ class TenantWindows:
         for tenant in ascending(self._waiting, self.counters.of):
             window = self._windows[tenant]
             if window.num_admitted and window.yielding.num_requests < window.num_waiting:
-                found = next((entry for entry in window.admitted if not entry.yields), None)
-                if found is not None:  # else it is at the door
-                    return found
+                first = next((entry for entry in window.admitted if not entry.yields), None)
+                if first is not None:  # else it is at the door
+                    return first
         return None
 
     @property
@@ -226,13 +226,13 @@ class TenantWindows:
         """Return the requests that may be dispatched by tenant, of these keys if given."""
         if keys is None:
             return [self._windows[tenant].admitted for tenant in self._waiting]
-        found: dict[str, list[Tracked]] = {}
+        by_tenant: dict[str, list[Tracked]] = {}
         for key in keys:
             tenant = self._tenants.get(key)
             entry = self._windows[tenant].find(key) if tenant is not None else None
             if entry is not None:
-                found.setdefault(entry.tenant, []).append(entry)
-        return found.values()
+                by_tenant.setdefault(entry.tenant, []).append(entry)
+        return by_tenant.values()
 
     # --- adding and removing ----------------------------------------------------------
 
@@ -444,13 +444,13 @@ def _yielding(entries: Iterable[Tracked], yields: bool) -> Iterator[Tracked]:
 
 def within(ordered: Sequence[Tracked], num_tokens: int) -> list[Tracked]:
     """Return the first requests that hold at most so many tokens together."""
-    found: list[Tracked] = []
+    first: list[Tracked] = []
     for entry in ordered:
         num_tokens -= entry.num_tokens
         if num_tokens < 0:
             break
-        found.append(entry)
-    return found
+        first.append(entry)
+    return first
 
 
 def cost_of(entry: Tracked) -> float:

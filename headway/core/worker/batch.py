@@ -33,10 +33,10 @@ class ClockedBatch(Protocol):
     def __contains__(self, key: StreamKey) -> bool:
         """Return whether a request is in it."""
 
-    def catch_up(self) -> None:
+    def sync(self) -> None:
         """Look at every request, as of the end of the last pass."""
 
-    def looked_at(self, unit: int) -> Many[Entry[Sequence]]:
+    def synced(self, unit: int) -> Many[Entry[Sequence]]:
         """Return the requests of a unit that the end of the last pass concerned."""
 
     def growth(self, unit: int) -> int:

@@ -37,7 +37,8 @@ from headway.core.worker.room import Preemptions
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.settings import WorkerSettings
 from headway.core.worker.state import WorkerState
-from headway.core.worker.unit import HashesOf, PrefixCounts, WorkerUnit
+from headway.core.worker.unit import HashesOf, WorkerUnit
+from headway.core.worker.worker_base import WorkerBase
 from headway.cost.costs import Constant
 from headway.cost.pass_time import Share as Work
 from headway.forward_pass import ForwardPass, PassItem, PassResult, Sampled, plain
@@ -65,7 +66,7 @@ MakePasses = Callable[[WorkerState, PassPlanner, int], StepPasses]
 """Makes the passes of a worker, each of at most so many steps."""
 
 
-class WorkerCore:
+class WorkerCore(WorkerBase):
     """``Core[WorkerEvent, WorkerAction]``; ``docs/architecture.md`` shows its place."""
 
     def __init__(
@@ -80,8 +81,9 @@ class WorkerCore:
         make_passes: MakePasses | None = None,
     ) -> None:
         """``make_passes``: what makes them of planned requests; None for one step a pass."""
-        self.settings = settings = settings or WorkerSettings()
-        self._state = WorkerState(info, eos_token_ids, settings, oracle, estimation, hashes_of)
+        settings = settings or WorkerSettings()
+        state = WorkerState(info, eos_token_ids, settings, oracle, estimation, hashes_of)
+        super().__init__(settings, state)
         self._state.predictions.ranks_requests = batching.reads_lengths
         limits = Limits(
             info.chunk_tokens, settings.watermark, settings.max_running, self._state.max_len
@@ -102,7 +104,6 @@ class WorkerCore:
         )
         self._pass_id = 0
         self._lingers_until: float | None = None
-        self._seen_dispatches: dict[int, None] = {}
         self._waiting_dispatches: list[int] = []  # acknowledged, no pass planned since
 
     # --- views for the shell and metrics ----------------------------------------------
@@ -113,44 +114,9 @@ class WorkerCore:
         return self._lingers_until
 
     @property
-    def info(self) -> WorkerInfo:
-        """The worker's description; its role may change."""
-        return self._state.info
-
-    @property
     def units(self) -> abc.Sequence[WorkerUnit]:
         """The DP units, for reading only."""
         return self._state.units
-
-    @property
-    def num_held(self) -> int:
-        """Number of requests that this worker has not released."""
-        return sum(len(unit.sequences) for unit in self._state.units)
-
-    @property
-    def loads(self) -> tuple[UnitLoad, ...]:
-        """The current load of every unit."""
-        return self._state.loads
-
-    @property
-    def num_requests(self) -> tuple[tuple[int, int], ...]:
-        """Every unit's requests that run, and those that wait."""
-        return self._state.num_requests
-
-    @property
-    def adapters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The adapters of requests that run, and of those that wait."""
-        return self._state.adapters
-
-    @property
-    def prefix_counts(self) -> PrefixCounts:
-        """Prefix cache statistics since the start."""
-        counts = [unit.prefix_counts for unit in self._state.units]
-        return PrefixCounts(
-            sum(c.num_asked_tokens for c in counts),
-            sum(c.num_hit_tokens for c in counts),
-            sum(c.num_host_hit_tokens for c in counts),
-        )
 
     @property
     def preemptions(self) -> Preemptions:
@@ -181,7 +147,7 @@ class WorkerCore:
     def handle(self, event: WorkerEvent, *, now: float) -> abc.Sequence[WorkerAction]:
         """React to one event, then start the next pass if it is time."""
         actions: list[WorkerAction] = []
-        self._passes.heed(event, self._flights)
+        self._passes.prepare(event, self._flights)
         if isinstance(event, PassResult):
             self._on_pass_result(event, actions, now)
         elif isinstance(event, PassFailed):
@@ -275,12 +241,9 @@ class WorkerCore:
 
     def _on_dispatch(self, dispatch: Dispatch, actions: list[WorkerAction]) -> None:
         actions.append(Accepted(dispatch.dispatch_id))
-        if dispatch.dispatch_id in self._seen_dispatches:
+        if not self._is_new(dispatch.dispatch_id):
             return
-        self._seen_dispatches[dispatch.dispatch_id] = None
         self._lingers_until = None
-        if len(self._seen_dispatches) > self.settings.num_dispatches_remembered:
-            del self._seen_dispatches[next(iter(self._seen_dispatches))]
         self._waiting_dispatches.append(dispatch.dispatch_id)
         for batch in dispatch.batches:
             for request in batch.requests:
@@ -295,7 +258,7 @@ class WorkerCore:
             for unit in self._state.units:
                 unit.host.settle()
                 in_pass += self._planner.plan(unit, now=now)
-            self._state.hear()
+            self._state.note_plan()
             if in_pass:
                 until = min(self._reports.due_at, self._planner.due_at)
                 planned = self._passes.begin(in_pass, until, now)
@@ -341,14 +304,14 @@ class WorkerCore:
 
     def _on_pass_result(self, result: PassResult, actions: list[WorkerAction], now: float) -> None:
         state, flight = self._state, self._flights.popleft()
-        flight.land(result.pass_id)
+        flight.complete(result.pass_id)
         state.rates.ran(flight.forward_pass, result)
         works = flight.works()
         self._measure(flight, works, result)
         actions += flight.end_swaps(state)
         drawn = {sampled.key: sampled for sampled in result.sampled}
         running: list[Sequence] = []
-        for item, sequence in self._passes.land(flight, result, now):
+        for item, sequence in self._passes.complete(flight, result, now):
             if sequence.ended is not None:
                 state.finish(sequence, sequence.ended)
             elif item.start != sequence.kv.num_computed:

@@ -50,7 +50,7 @@ class Flight:
         for sequence in self.returning:
             sequence.num_passes += 1
 
-    def look_at(self, shares: Iterable[Share]) -> None:
+    def include(self, shares: Iterable[Share]) -> None:
         """Let requests that go on without a look be in the pass: something concerns them."""
         for share in shares:
             share[1].num_passes += 1
@@ -60,7 +60,7 @@ class Flight:
         """Return what each DP unit with work has in its first step."""
         return _shares_of(self.in_pass) if self.clock is None else self.clock.works()
 
-    def land(self, pass_id: int) -> None:
+    def complete(self, pass_id: int) -> None:
         """Note that it has ended: its requests are in one pass less."""
         assert self.forward_pass.pass_id == pass_id, "passes end as they begin"
         for sequence in (*(sequence for _, sequence in self.in_pass), *self.returning):
@@ -97,7 +97,7 @@ class Flight:
 
     def fail(self, state: WorkerState, event: PassFailed) -> list[WorkerAction]:
         """End the requests at fault (all of them if none is named); reschedule the others."""
-        self.land(event.pass_id)
+        self.complete(event.pass_id)
         swapped = {sequence.key for sequence in (*self.swapped_out, *self.returning)}
         reading = self._reading(state)
         # A failure without keys may have come before the swaps: recomputing is safe.

@@ -23,7 +23,7 @@ class PlannedPass(NamedTuple):
 class StepPasses:
     """How planned requests become passes: each is planned for, and looked at when it ends."""
 
-    def heed(self, event: WorkerEvent, flights: abc.Sequence[Flight]) -> None:
+    def prepare(self, event: WorkerEvent, flights: abc.Sequence[Flight]) -> None:
         """Note an event, before it is handled, that may concern requests without a plan."""
 
     def go_on(self, until: float, now: float) -> PlannedPass | None:
@@ -34,7 +34,7 @@ class StepPasses:
         """Return the pass of these requests; nothing is due before ``until``."""
         return PlannedPass([item for item, _ in in_pass], in_pass)
 
-    def land(self, flight: Flight, result: PassResult, now: float) -> list[Share]:
+    def complete(self, flight: Flight, result: PassResult, now: float) -> list[Share]:
         """Note a pass that has ended; return the requests to look at, in order."""
         return flight.in_pass
 

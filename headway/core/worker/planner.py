@@ -184,8 +184,8 @@ class PassPlanner:
         if queue.is_outdated or self.turns.levels or unit.wanted:
             return None
         if queue.due_at <= now:
-            clock.catch_up()
-        kept.served, changed = clock.looked_at(unit.unit), list(unit.changed)
+            clock.sync()
+        kept.served, changed = clock.synced(unit.unit), list(unit.changed)
         self._take_in(unit, kept, now)
         num_running = len(queue.running)
         places = min(self._limits.chunk_tokens, self._limits.max_running or inf)

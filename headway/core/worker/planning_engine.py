@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from headway.cluster import UnitLoad, WorkerInfo
+from headway.cluster import WorkerInfo
 from headway.core.worker import arrivals, drain
 from headway.core.worker import sequence as requests
 from headway.core.worker.events import (
@@ -32,7 +32,7 @@ from headway.core.worker.reports import Reports
 from headway.core.worker.room import Preemptions
 from headway.core.worker.settings import WorkerSettings
 from headway.core.worker.state import WorkerState
-from headway.core.worker.unit import PrefixCounts
+from headway.core.worker.worker_base import WorkerBase
 from headway.cost.costs import Constant
 from headway.cost.pass_time import Share as Work
 from headway.engine import Drawn, EngineStepped
@@ -73,7 +73,7 @@ class _Sent(NamedTuple):
     """How often each request has drawn since, where the engine shows no plans."""
 
 
-class PlanningEngineCore:
+class PlanningEngineCore(WorkerBase):
     """``Core[WorkerEvent, PlanningAction]`` for an engine that plans; it has one DP unit."""
 
     def __init__(
@@ -86,13 +86,13 @@ class PlanningEngineCore:
     ) -> None:
         """``batching``: if it has a boost, its Φ is a request's priority; else UniBoost-Base's."""
         assert info.num_units == 1, "such an engine has one unit"
-        self.settings = settings = settings or WorkerSettings()
+        settings = settings or WorkerSettings()
         self._eos_token_ids = tuple(eos_token_ids)
-        self._state = WorkerState(info, self._eos_token_ids, settings, None, estimation)
+        state = WorkerState(info, self._eos_token_ids, settings, None, estimation)
+        super().__init__(settings, state)
         self._unit = self._state.units[0]
         self._boost = batching if isinstance(batching, Boosted) else UniBoostBase()
         self._reports = Reports(self._state, settings.report_interval, batching)
-        self._seen: dict[int, None] = {}
         self._dispatches: dict[int, _Sent] = {}
         """Dispatches that have not run."""
         self._num_added = self._num_known = 0
@@ -112,36 +112,6 @@ class PlanningEngineCore:
     def measured_costs(self) -> MeasuredCosts | None:
         """Return None: the engine's passes are not known well enough."""
         return None
-
-    @property
-    def info(self) -> WorkerInfo:
-        """The worker's description."""
-        return self._state.info
-
-    @property
-    def num_held(self) -> int:
-        """Number of requests that this worker has not released."""
-        return len(self._unit.sequences)
-
-    @property
-    def loads(self) -> tuple[UnitLoad, ...]:
-        """The current load."""
-        return self._state.loads
-
-    @property
-    def num_requests(self) -> tuple[tuple[int, int], ...]:
-        """Every unit's requests that run, and those that wait."""
-        return self._state.num_requests
-
-    @property
-    def adapters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The adapters of requests that run, and of those that wait."""
-        return self._state.adapters
-
-    @property
-    def prefix_counts(self) -> PrefixCounts:
-        """Prefix cache statistics, as far as the engine tells."""
-        return self._unit.prefix_counts
 
     @property
     def constants(self) -> Sequence[Constant]:
@@ -223,21 +193,18 @@ class PlanningEngineCore:
         self, event: LeaderConnected | WantedReports, actions: list[PlanningAction]
     ) -> None:
         """Greet a leader, or report what it reads from now on."""
-        reports: list[Snapshot | LoadReport | None]
+        reports: Sequence[Snapshot | LoadReport | None]
         if isinstance(event, WantedReports):
             reports = [self._reports.want(event)]
         else:
             self._state.fencing_token = event.fencing_token
-            reports = [*self._reports.greet(event.wants)]
+            reports = self._reports.greet(event.wants)
         actions += [each for each in reports if each is not None]
 
     def _on_dispatch(self, dispatch: Dispatch, actions: list[PlanningAction]) -> None:
         actions.append(Accepted(dispatch.dispatch_id))
-        if dispatch.dispatch_id in self._seen:
+        if not self._is_new(dispatch.dispatch_id):
             return
-        self._seen[dispatch.dispatch_id] = None
-        if len(self._seen) > self.settings.num_dispatches_remembered:
-            del self._seen[next(iter(self._seen))]
         waiting: list[StreamKey] = []
         for batch in dispatch.batches:
             for request in batch.requests:
@@ -322,8 +289,8 @@ class PlanningEngineCore:
         num_cached = min(drawn.num_cached_tokens, num_tokens - 1)
         sequence.kv.num_hit_tokens = num_cached
         sequence.num_cached_tokens = max(num_cached, sequence.num_cached_tokens)
-        self.prefix_counts.num_asked_tokens += num_tokens
-        self.prefix_counts.num_hit_tokens += num_cached
+        self._unit.prefix_counts.num_asked_tokens += num_tokens
+        self._unit.prefix_counts.num_hit_tokens += num_cached
         self._unit.admitted.append(Admission(sequence.key, num_cached))
         self._unit.move(sequence, Event.ADMITTED)
         sequence.computed(num_tokens)

@@ -88,7 +88,7 @@ class Predictions:
         self.estimate(sequence)
         return True
 
-    def catch_up(self, sequence: Sequence, ends: Iterable[int]) -> None:
+    def sync(self, sequence: Sequence, ends: Iterable[int]) -> None:
         """Make the estimate that has waited; ``ends``: output tokens when passes ended."""
         estimation, length = self._estimation, sequence.length
         if estimation is None or not self.may_wait:

@@ -112,7 +112,7 @@ class Reports:
         state, news = self._state, self._state.news
         self._reported_at = now
         if state.lets_go:
-            state.catch_up()
+            state.sync()
             news.prefilled += newly_movable(state)
         self._ended += [(now, each) for each in news.finished if each.finish_reason in _ENDS]
         answering = [state.find(key) for key in news.answering]
@@ -158,7 +158,7 @@ class Reports:
     def _loads(self, now: float) -> tuple[UnitLoad, ...]:
         state, loads = self._state, self._state.loads
         if self._wants.phases:
-            state.catch_up()
+            state.sync()
             fresh = self._batching.fresh_tokens
             loads = tuple(_with_phases(unit, now, fresh) for unit in state.units)
         if self._with_yielding is None:
@@ -176,7 +176,7 @@ class Reports:
                 return None
         self._load_reported_at = now
         self._ask_before_report()
-        self._state.catch_up()
+        self._state.sync()
         horizon = Horizon(wants.num_steps, wants.step_tokens)
         running = tuple(_running_requests(unit, horizon) for unit in units)
         return LoadReport(running, self.step_time)

@@ -182,16 +182,16 @@ class BlockAllocator:
 
     def _call_back(self, sequence: Sequence) -> bool:
         """Preempt those that wait for a handoff and are ahead, newest first, if that is enough."""
-        held, found, num_blocks = self._held_with(sequence), list[Sequence](), 0
+        held, victims, num_blocks = self._held_with(sequence), list[Sequence](), 0
         for each in reversed(self._unit.holding.values()):
             is_waiting = each.stage is Stage.PREFILLED and each.departure is None
             if not (is_waiting and self._turns.yields(each, sequence, held)):
                 continue
-            found.append(each)
+            victims.append(each)
             held[each.tenant] -= len(each.kv.blocks)
             num_blocks += self._unit.pool.num_own(each.kv.blocks)
             if self._fits(sequence, num_blocks):
-                for victim in found:
+                for victim in victims:
                     self._preempt(victim, voluntary=False, cause=FOR_OTHERS)
                 return True
         return False

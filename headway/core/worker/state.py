@@ -104,10 +104,10 @@ class WorkerState:
         journals = [unit.journal for unit in self.units if unit.journal is not None]
         return [changes for journal in journals if (changes := journal.take()) is not None]
 
-    def catch_up(self) -> None:
+    def sync(self) -> None:
         """Let every request's own state be as of the end of the last pass."""
         if self.clock is not None:
-            self.clock.catch_up()
+            self.clock.sync()
 
     @property
     def loads(self) -> tuple[UnitLoad, ...]:
@@ -131,7 +131,7 @@ class WorkerState:
         """Return the next pass's copies of prefixes to host memory."""
         return tuple(swap for unit in self.units for swap in unit.save())
 
-    def hear(self) -> None:
+    def note_plan(self) -> None:
         """Note for the scheduler what the plan of a pass took from whom."""
         for unit in self.units:
             self.news.prefilled += [sequence.held() for sequence in unit.unheld]

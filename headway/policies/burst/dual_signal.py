@@ -6,7 +6,6 @@ Sections II-C and IV-A; ``docs/tokenscale.md`` says what the paper leaves open.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log
 
@@ -146,19 +145,6 @@ class DualSignal:
         if self._tokens > self._depth * size:
             return Label(True, "tokens", self._tokens, self._depth * size)
         return Label(False, "", self._requests, self._depth)
-
-
-def burst_ratio(arrivals: Iterable[tuple[float, int]], params: DualSignalParams) -> float:
-    """Return the share of input tokens labelled, of arrivals (s, prompt tokens) by time.
-
-    What the number of convertible decoders is planned with; 0 of no arrivals.
-    """
-    detector, num_burst, num_all = DualSignal(params), 0, 0
-    for now, num_tokens in arrivals:
-        num_all += num_tokens
-        if detector.arrived(num_tokens, now=now).is_burst:
-            num_burst += num_tokens
-    return num_burst / num_all if num_all else 0.0
 
 
 ANSWER = Answer("dual-signal", DualSignal, "TokenScale, sections II-C and IV-A", DualSignalParams)

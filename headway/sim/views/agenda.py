@@ -23,11 +23,6 @@ class Agenda:
         self._sequence += 1
         heappush(self._heap, (at, self._sequence, act, what))
 
-    @property
-    def is_empty(self) -> bool:
-        """True if nothing more will happen."""
-        return not self._heap
-
     def run(self, until: float = inf) -> None:
         """Let everything happen up to ``until``."""
         heap = self._heap

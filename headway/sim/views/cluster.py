@@ -221,9 +221,9 @@ class ViewCluster:
         unit.load.num_outstanding += 1
         if self._mover is not None:
             self._mover.wait()
-        self.look_again()
+        self.retry_waiting()
 
-    def look_again(self) -> None:
+    def retry_waiting(self) -> None:
         """Try those who wait again, once the scheduler has heard of it."""
         if self._placer.waiting or self._dispatcher.window:
             self.agenda.at(self.agenda.now + self._report, self._try_again, None)

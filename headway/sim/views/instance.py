@@ -44,7 +44,7 @@ class Owner(Protocol):
     def reported(self, report: PassEnded) -> None:
         """Take the report of a pass that ends now, of an instance that prefills."""
 
-    def look_again(self) -> None:
+    def retry_waiting(self) -> None:
         """Note that a decode instance has more room."""
 
 
@@ -378,7 +378,7 @@ class ViewInstance:
             if had_prompts:  # of requests that were preempted
                 self.load.computed(self._computed)
                 self._computed = [0] * len(self.units)
-            self._owner.look_again()
+            self._owner.retry_waiting()
             return
         seconds = self._pass.step if had_prompts else None
         report = PassEnded(self, self._computed, prefilled, self._dispatch_ids, seconds)

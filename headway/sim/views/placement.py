@@ -97,9 +97,11 @@ class Placer:
             self._outlook.ordered(job, unit)
         size = unit.memory.footprint(job.num_tokens - 1) * instance.info.kv_bytes_per_token
         sender, target = source.load.worker_id, instance.info.worker_id
-        self._links.send(sender, target, size, offered_at, self._land, _Arrival(job, source, unit))
+        self._links.send(
+            sender, target, size, offered_at, self._arrive, _Arrival(job, source, unit)
+        )
 
-    def _land(self, arrival: _Arrival) -> None:
+    def _arrive(self, arrival: _Arrival) -> None:
         self.arrived(*arrival)
 
     def arrived(self, job: ViewRequest, source: Unit, unit: Unit) -> None:

@@ -15,7 +15,7 @@ from headway.errors import Code, HeadwayError
 from headway.service_class import shipped_classes
 from services.gateway import auth
 from services.gateway.auth import KeyRing, key_line, new_key
-from services.runtime import few_lines
+from services.runtime import log_limit
 from tests.fakes.gateway_harness import Cluster, cluster, until
 
 
@@ -233,7 +233,7 @@ async def test_a_refusal_is_not_laid_to_who_asked_before_on_the_connection(
 async def test_strangers_do_not_fill_the_log_and_clients_keep_their_lines(
     tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(few_lines, "_PERIOD", 1e9)
+    monkeypatch.setattr(log_limit, "_PERIOD", 1e9)
     ring(tmp_path, key_line("ann", "a"))
     async with cluster(tmp_path, store_url, api_key_file=tmp_path / "keys") as running:
         with capture_logs() as logs:

@@ -18,7 +18,7 @@ from services.worker.engine.transfer import sent
 
 
 @dataclass(slots=True)
-class BegunPass:
+class StartedPass:
     """A pass on vLLM's device. What it has drawn may be read again, and by other threads."""
 
     pass_id: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 _MOST, _PERIOD = 60, 60.0  # lines, seconds
 
 
-class FewLines:
+class LogLimit:
     """Lets so many lines through in a minute, and counts those that it holds back."""
 
     def __init__(self) -> None:
