@@ -45,6 +45,7 @@ STATES = (
     "a takeover with moves in flight",
     "a transfer of KV is interrupted",
     "a worker changes its role with requests",
+    "a worker does not take its role",
     "a worker drains with requests",
     "a worker has drained",
     "an answer is lost",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
+from math import inf
 from typing import Any
 
 import grpc
@@ -77,7 +78,9 @@ class HistoryClient:
             f"{name}: {message}",
         )
         is_excused = world.excuses(message, self._asked_at)
-        world.record(Failed(name, now, code, message, is_excused))
+        silent_at = world.silent_at.get(self._gateway, -inf)
+        ended_at = silent_at if silent_at >= self._asked_at else now  # keepalive is slow to tell
+        world.record(Failed(name, ended_at, code, message, is_excused))
 
     def _leave(self) -> None:
         if not self._has_ended:

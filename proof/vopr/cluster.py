@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from headway.cluster import Role
 from headway.presets import find_preset
 from proof.vopr.clients import HistoryClient
-from proof.vopr.hosts import SUPERVISOR, VirtualHost, VirtualHosts
+from proof.vopr.hosts import VirtualHost, VirtualHosts
 from proof.vopr.loop import ProcessLife, VirtualLoop
 from proof.vopr.network import KEEPALIVE
 from proof.vopr.processes import (
@@ -28,7 +28,7 @@ from proof.vopr.processes import (
     config_of,
     secret_file,
 )
-from proof.vopr.scenario import Asking, SeedScenario, names
+from proof.vopr.scenario import SUPERVISOR, Asking, SeedScenario, names
 from proof.vopr.watch import Watch
 from proof.vopr.world import ShellWorld
 from services.local.options import PolicyOptions
@@ -124,6 +124,8 @@ class ShellCluster:
         if process is not None:
             self.world.happened(f"end {name}")
             self._died(process)
+            if silent:
+                self.world.silent_at[name] = self.world.loop.time()
             process.life.end()
             process.ended(-9)
             self.world.ports.close(process.life)

@@ -8,6 +8,7 @@ from random import Random
 from headway.presets import PRESETS
 from proof.vopr.scenario import (
     SUPERVISED,
+    SUPERVISOR,
     Asking,
     FaultKind,
     PlannedFault,
@@ -114,6 +115,7 @@ def draw(seed: int, preset: str = "") -> SeedScenario:
     skews = tuple(round(rng.uniform(-MOST_SKEW, MOST_SKEW), 3) for _ in processes)
     faults = _faults(rng, scenario)
     more, standby = _supervised(Random(f"supervisor {seed}"), scenario)
+    more += _order_links(Random(f"orders {seed}"), scenario)
     faults = tuple(sorted([*faults, *more], key=lambda each: each.at))
     past = Random(f"past {seed}").choice((0.0, 0.3, 2.0))
     requests = _shared(Random(f"tenants {seed}"), scenario.requests)
@@ -188,6 +190,22 @@ def _supervised(rng: Random, scenario: SeedScenario) -> tuple[list[PlannedFault]
     kinds = (*SUPERVISED, *SUPERVISED, FaultKind.START, FaultKind.DRAIN, FaultKind.ROLE)
     drawn = [_fault(rng, rng.choice(kinds), scenario) for _ in range(rng.randint(1, 4))]
     return drawn, rng.choice((0, 1))
+
+
+def _order_links(rng: Random, scenario: SeedScenario) -> list[PlannedFault]:
+    """Return faults of the supervisor's own links, each with an order, by dice of their own."""
+    if rng.random() < 0.8:
+        return []
+    faults: list[PlannedFault] = []
+    for _ in range(rng.randint(1, 3)):
+        peer = rng.choice([*(name for name in names(scenario) if name[0] in "wa"), "store"])
+        kinds = (FaultKind.DELAY, FaultKind.PARTITION, FaultKind.UNANSWERED)
+        kind = FaultKind.PARTITION if peer == "store" else rng.choice(kinds)
+        on, to = (SUPERVISOR, peer) if peer == "store" else rng.sample((SUPERVISOR, peer), 2)
+        link = replace(_fault(rng, kind, scenario), on=on, to=to)
+        order = _fault(rng, rng.choice((FaultKind.ROLE, FaultKind.DRAIN)), scenario)
+        faults += [link, replace(order, at=round(link.at + rng.random() * link.lasts, 4))]
+    return faults
 
 
 def _takeovers(rng: Random, scenario: SeedScenario) -> tuple[PlannedFault, ...]:

@@ -10,15 +10,13 @@ from functools import partial
 from pathlib import Path
 
 from proof.vopr.processes import VirtualProcess
-from proof.vopr.scenario import SeedScenario, names
+from proof.vopr.scenario import SUPERVISOR, SeedScenario, names
 from proof.vopr.world import ShellWorld
 from services.local.launch import LaunchedProcess, LaunchingMachine
 from services.local.process_spec import ProcessSpec
 from services.runtime.config import ServiceConfig
 from services.runtime.store import Store
 
-SUPERVISOR = "supervisor"
-"""The supervisor's own name on the network."""
 NO_ROOM = 126
 
 

@@ -11,6 +11,8 @@ from headway.errors import invalid
 
 BLOCK_SIZE = 4
 MODEL = "m"
+SUPERVISOR = "supervisor"
+"""The supervisor's own name on the network."""
 
 
 @dataclass(frozen=True, slots=True)

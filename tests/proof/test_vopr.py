@@ -84,8 +84,8 @@ def test_an_error_in_a_client_breaks_a_promise(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_same_seed_gives_the_same_history_in_any_process() -> None:
-    call = "from proof.vopr import draw, history; print(history.run(draw.draw(5)).digest)"
-    digests = {run(draw(5)).digest, run(draw(5)).digest}
+    call = "from proof.vopr import draw, history; print(history.run(draw.draw(0)).digest)"
+    digests = {run(draw(0)).digest, run(draw(0)).digest}
     for hash_seed in ("1", "2"):
         said = subprocess.run(
             [sys.executable, "-c", call],

@@ -367,6 +367,8 @@ class WorkerUnit:
         self._leave_blocks(sequence)
         self._note_making(sequence)
         del self.sequences[sequence.key]
+        if not self.sequences:
+            self.wanted.clear()  # there is room, and no plan may come that forgets them
         self._let_go(sequence.key)
         self.released.append(sequence.key)
         self._count_tenant(sequence.request, -1)

@@ -156,7 +156,8 @@ def test_a_full_decoder_refuses_who_was_served_less_once_and_makes_room() -> Non
         assert output_of(decoder, name) == expected_output(range(name + 1, name + 9), 20)
 
 
-def test_room_is_kept_for_who_does_not_come_for_a_few_passes() -> None:
+def refused_for_a_flood() -> WorkerHarness:
+    """A full decoder that has just refused a request of another tenant than the flood's."""
     decoder, source = make_worker(Role.DECODE, blocks=8, watermark=0.0), make_worker(Role.PREFILL)
     decoder.post(dispatch(*(of(FLOOD, name, max_tokens=20) for name in range(1, 4))))
     decoder.run_pass()
@@ -164,8 +165,21 @@ def test_room_is_kept_for_who_does_not_come_for_a_few_passes() -> None:
     source.run_all()
     source.post(Handoff(StreamKey("g", 9), "w2", "w2:1", 0, 1))
     assert not transfer(source, decoder)
+    return decoder
+
+
+def test_room_is_kept_for_who_does_not_come_for_a_few_passes() -> None:
+    decoder = refused_for_a_flood()
     decoder.run_all()
     assert decoder.ends.keys() == {1, 2, 3}
+
+
+def test_an_empty_unit_remembers_nobody_whom_it_refused() -> None:
+    decoder = refused_for_a_flood()
+    for name in range(1, 4):
+        decoder.post(CancelStream(StreamKey("g", name)))
+    decoder.run_all()
+    assert decoder.core.units[0].wanted == {}
 
 
 tenants = st.lists(st.sampled_from(("a", "b", "c")), min_size=6, max_size=30)

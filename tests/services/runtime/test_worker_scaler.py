@@ -9,8 +9,9 @@ import pytest
 from headway.cluster import Role
 from headway.errors import Code, HeadwayError
 from proof.vopr.cluster import ShellCluster
-from proof.vopr.hosts import SUPERVISOR, VirtualHost
+from proof.vopr.hosts import VirtualHost
 from proof.vopr.processes import WorkerShell
+from proof.vopr.scenario import SUPERVISOR
 from services.autoscaler.actuators.process import ProcessActuator
 from services.local.supervised import SupervisedProcess
 from services.runtime import wire
