@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/autoscaler.proto\x12\nheadway.v1\x1a\x13protos/common.proto\"\xb0\x02\n\nRateReport\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x13\n\x0bobserved_at\x18\x02 \x01(\x01\x12\x0e\n\x06window\x18\x03 \x01(\x01\x12\x16\n\x0erequests_per_s\x18\x04 \x01(\x01\x12\x1a\n\x12input_tokens_per_s\x18\x05 \x01(\x01\x12\x1b\n\x13output_tokens_per_s\x18\x06 \x01(\x01\x12\x1b\n\x13\x62ucket_tokens_per_s\x18\x07 \x03(\x01\x12\r\n\x05model\x18\x08 \x01(\t\x12\x1f\n\x12\x62urst_tokens_per_s\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11inter_token_limit\x18\n \x01(\x01H\x01\x88\x01\x01\x42\x15\n\x13_burst_tokens_per_sB\x14\n\x12_inter_token_limit\"\x11\n\x0fRateReportReply\"\x7f\n\x08PoolLoad\x12\x11\n\tnum_ready\x18\x01 \x01(\r\x12\x14\n\x0cnum_starting\x18\x02 \x01(\r\x12\x14\n\x0cnum_requests\x18\x03 \x01(\r\x12\x16\n\x0e\x62\x61\x63klog_tokens\x18\x04 \x01(\x04\x12\x0c\n\x04\x62usy\x18\x05 \x01(\x01\x12\x0e\n\x06memory\x18\x06 \x01(\x01\"\xc7\x02\n\x0b\x46leetReport\x12%\n\x07prefill\x18\x01 \x01(\x0b\x32\x14.headway.v1.PoolLoad\x12$\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x14.headway.v1.PoolLoad\x12)\n\x0b\x63onvertible\x18\x03 \x01(\x0b\x32\x14.headway.v1.PoolLoad\x12%\n\x07unified\x18\x04 \x01(\x0b\x32\x14.headway.v1.PoolLoad\x12%\n\x08start_up\x18\x05 \x01(\x0b\x32\x13.headway.v1.StartUp\x12\'\n\x07samples\x18\x06 \x03(\x0b\x32\x16.headway.v1.WorkSample\x12\r\n\x05model\x18\x07 \x01(\t\x12!\n\x14network_tokens_per_s\x18\x08 \x01(\x01H\x00\x88\x01\x01\x42\x17\n\x15_network_tokens_per_s\"R\n\nWorkSample\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\t\x12\"\n\x04work\x18\x03 \x01(\x0b\x32\x14.headway.v1.PassWork\"E\n\x07StartUp\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x14\n\x0cnum_measured\x18\x02 \x01(\r\x12\x13\n\x0bnum_standby\x18\x03 \x01(\r\"\x12\n\x10\x46leetReportReply\"\x13\n\x11GetTargetsRequest\"\x94\x01\n\x07Targets\x12\x13\n\x0bnum_prefill\x18\x01 \x01(\r\x12\x12\n\nnum_decode\x18\x02 \x01(\r\x12\x17\n\x0fnum_convertible\x18\x03 \x01(\r\x12\x13\n\x0bnum_unified\x18\x04 \x01(\r\x12\x12\n\ndecided_at\x18\x05 \x01(\x01\x12\x0e\n\x06policy\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\",\n\x13GetDecisionsRequest\x12\x15\n\rnum_decisions\x18\x01 \x01(\r\"\xea\x01\n\x0cScalingRates\x12\x16\n\x0erequests_per_s\x18\x01 \x01(\x01\x12\x1a\n\x12input_tokens_per_s\x18\x02 \x01(\x01\x12\x1b\n\x13output_tokens_per_s\x18\x03 \x01(\x01\x12\x1b\n\x13\x62ucket_tokens_per_s\x18\x04 \x03(\x01\x12\x1f\n\x12\x62urst_tokens_per_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11inter_token_limit\x18\x06 \x01(\x01H\x01\x88\x01\x01\x42\x15\n\x13_burst_tokens_per_sB\x14\n\x12_inter_token_limit\"\x88\x01\n\x0fScalingDecision\x12$\n\x07targets\x18\x01 \x01(\x0b\x32\x13.headway.v1.Targets\x12\'\n\x05rates\x18\x02 \x01(\x0b\x32\x18.headway.v1.ScalingRates\x12&\n\x05\x66leet\x18\x03 \x01(\x0b\x32\x17.headway.v1.FleetReport\"B\n\x10ScalingDecisions\x12.\n\tdecisions\x18\x01 \x03(\x0b\x32\x1b.headway.v1.ScalingDecision2\xa7\x02\n\nAutoscaler\x12\x42\n\x0bReportRates\x12\x16.headway.v1.RateReport\x1a\x1b.headway.v1.RateReportReply\x12\x44\n\x0bReportFleet\x12\x17.headway.v1.FleetReport\x1a\x1c.headway.v1.FleetReportReply\x12@\n\nGetTargets\x12\x1d.headway.v1.GetTargetsRequest\x1a\x13.headway.v1.Targets\x12M\n\x0cGetDecisions\x12\x1f.headway.v1.GetDecisionsRequest\x1a\x1c.headway.v1.ScalingDecisionsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/autoscaler.proto\x12\nheadway.v1\x1a\x13protos/common.proto\"\xe6\x02\n\nRateReport\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x13\n\x0bobserved_at\x18\x02 \x01(\x01\x12\x0e\n\x06window\x18\x03 \x01(\x01\x12\x16\n\x0erequests_per_s\x18\x04 \x01(\x01\x12\x1a\n\x12input_tokens_per_s\x18\x05 \x01(\x01\x12\x1b\n\x13output_tokens_per_s\x18\x06 \x01(\x01\x12\x1b\n\x13\x62ucket_tokens_per_s\x18\x07 \x03(\x01\x12\r\n\x05model\x18\x08 \x01(\t\x12\x1f\n\x12\x62urst_tokens_per_s\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11inter_token_limit\x18\n \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11\x66irst_token_limit\x18\x0b \x01(\x01H\x02\x88\x01\x01\x42\x15\n\x13_burst_tokens_per_sB\x14\n\x12_inter_token_limitB\x14\n\x12_first_token_limit\"\x11\n\x0fRateReportReply\"\x7f\n\x08PoolLoad\x12\x11\n\tnum_ready\x18\x01 \x01(\r\x12\x14\n\x0cnum_starting\x18\x02 \x01(\r\x12\x14\n\x0cnum_requests\x18\x03 \x01(\r\x12\x16\n\x0e\x62\x61\x63klog_tokens\x18\x04 \x01(\x04\x12\x0c\n\x04\x62usy\x18\x05 \x01(\x01\x12\x0e\n\x06memory\x18\x06 \x01(\x01\"\xc7\x02\n\x0b\x46leetReport\x12%\n\x07prefill\x18\x01 \x01(\x0b\x32\x14.headway.v1.PoolLoad\x12$\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x14.headway.v1.PoolLoad\x12)\n\x0b\x63onvertible\x18\x03 \x01(\x0b\x32\x14.headway.v1.PoolLoad\x12%\n\x07unified\x18\x04 \x01(\x0b\x32\x14.headway.v1.PoolLoad\x12%\n\x08start_up\x18\x05 \x01(\x0b\x32\x13.headway.v1.StartUp\x12\'\n\x07samples\x18\x06 \x03(\x0b\x32\x16.headway.v1.WorkSample\x12\r\n\x05model\x18\x07 \x01(\t\x12!\n\x14network_tokens_per_s\x18\x08 \x01(\x01H\x00\x88\x01\x01\x42\x17\n\x15_network_tokens_per_s\"R\n\nWorkSample\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\t\x12\"\n\x04work\x18\x03 \x01(\x0b\x32\x14.headway.v1.PassWork\"E\n\x07StartUp\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x14\n\x0cnum_measured\x18\x02 \x01(\r\x12\x13\n\x0bnum_standby\x18\x03 \x01(\r\"\x12\n\x10\x46leetReportReply\"\x13\n\x11GetTargetsRequest\"\x94\x01\n\x07Targets\x12\x13\n\x0bnum_prefill\x18\x01 \x01(\r\x12\x12\n\nnum_decode\x18\x02 \x01(\r\x12\x17\n\x0fnum_convertible\x18\x03 \x01(\r\x12\x13\n\x0bnum_unified\x18\x04 \x01(\r\x12\x12\n\ndecided_at\x18\x05 \x01(\x01\x12\x0e\n\x06policy\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\",\n\x13GetDecisionsRequest\x12\x15\n\rnum_decisions\x18\x01 \x01(\r\"\xa0\x02\n\x0cScalingRates\x12\x16\n\x0erequests_per_s\x18\x01 \x01(\x01\x12\x1a\n\x12input_tokens_per_s\x18\x02 \x01(\x01\x12\x1b\n\x13output_tokens_per_s\x18\x03 \x01(\x01\x12\x1b\n\x13\x62ucket_tokens_per_s\x18\x04 \x03(\x01\x12\x1f\n\x12\x62urst_tokens_per_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11inter_token_limit\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11\x66irst_token_limit\x18\x07 \x01(\x01H\x02\x88\x01\x01\x42\x15\n\x13_burst_tokens_per_sB\x14\n\x12_inter_token_limitB\x14\n\x12_first_token_limit\"\x88\x01\n\x0fScalingDecision\x12$\n\x07targets\x18\x01 \x01(\x0b\x32\x13.headway.v1.Targets\x12\'\n\x05rates\x18\x02 \x01(\x0b\x32\x18.headway.v1.ScalingRates\x12&\n\x05\x66leet\x18\x03 \x01(\x0b\x32\x17.headway.v1.FleetReport\"B\n\x10ScalingDecisions\x12.\n\tdecisions\x18\x01 \x03(\x0b\x32\x1b.headway.v1.ScalingDecision2\xa7\x02\n\nAutoscaler\x12\x42\n\x0bReportRates\x12\x16.headway.v1.RateReport\x1a\x1b.headway.v1.RateReportReply\x12\x44\n\x0bReportFleet\x12\x17.headway.v1.FleetReport\x1a\x1c.headway.v1.FleetReportReply\x12@\n\nGetTargets\x12\x1d.headway.v1.GetTargetsRequest\x1a\x13.headway.v1.Targets\x12M\n\x0cGetDecisions\x12\x1f.headway.v1.GetDecisionsRequest\x1a\x1c.headway.v1.ScalingDecisionsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,31 +33,31 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.autoscaler_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RATEREPORT']._serialized_start=61
-  _globals['_RATEREPORT']._serialized_end=365
-  _globals['_RATEREPORTREPLY']._serialized_start=367
-  _globals['_RATEREPORTREPLY']._serialized_end=384
-  _globals['_POOLLOAD']._serialized_start=386
-  _globals['_POOLLOAD']._serialized_end=513
-  _globals['_FLEETREPORT']._serialized_start=516
-  _globals['_FLEETREPORT']._serialized_end=843
-  _globals['_WORKSAMPLE']._serialized_start=845
-  _globals['_WORKSAMPLE']._serialized_end=927
-  _globals['_STARTUP']._serialized_start=929
-  _globals['_STARTUP']._serialized_end=998
-  _globals['_FLEETREPORTREPLY']._serialized_start=1000
-  _globals['_FLEETREPORTREPLY']._serialized_end=1018
-  _globals['_GETTARGETSREQUEST']._serialized_start=1020
-  _globals['_GETTARGETSREQUEST']._serialized_end=1039
-  _globals['_TARGETS']._serialized_start=1042
-  _globals['_TARGETS']._serialized_end=1190
-  _globals['_GETDECISIONSREQUEST']._serialized_start=1192
-  _globals['_GETDECISIONSREQUEST']._serialized_end=1236
-  _globals['_SCALINGRATES']._serialized_start=1239
-  _globals['_SCALINGRATES']._serialized_end=1473
-  _globals['_SCALINGDECISION']._serialized_start=1476
-  _globals['_SCALINGDECISION']._serialized_end=1612
-  _globals['_SCALINGDECISIONS']._serialized_start=1614
-  _globals['_SCALINGDECISIONS']._serialized_end=1680
-  _globals['_AUTOSCALER']._serialized_start=1683
-  _globals['_AUTOSCALER']._serialized_end=1978
+  _globals['_RATEREPORT']._serialized_end=419
+  _globals['_RATEREPORTREPLY']._serialized_start=421
+  _globals['_RATEREPORTREPLY']._serialized_end=438
+  _globals['_POOLLOAD']._serialized_start=440
+  _globals['_POOLLOAD']._serialized_end=567
+  _globals['_FLEETREPORT']._serialized_start=570
+  _globals['_FLEETREPORT']._serialized_end=897
+  _globals['_WORKSAMPLE']._serialized_start=899
+  _globals['_WORKSAMPLE']._serialized_end=981
+  _globals['_STARTUP']._serialized_start=983
+  _globals['_STARTUP']._serialized_end=1052
+  _globals['_FLEETREPORTREPLY']._serialized_start=1054
+  _globals['_FLEETREPORTREPLY']._serialized_end=1072
+  _globals['_GETTARGETSREQUEST']._serialized_start=1074
+  _globals['_GETTARGETSREQUEST']._serialized_end=1093
+  _globals['_TARGETS']._serialized_start=1096
+  _globals['_TARGETS']._serialized_end=1244
+  _globals['_GETDECISIONSREQUEST']._serialized_start=1246
+  _globals['_GETDECISIONSREQUEST']._serialized_end=1290
+  _globals['_SCALINGRATES']._serialized_start=1293
+  _globals['_SCALINGRATES']._serialized_end=1581
+  _globals['_SCALINGDECISION']._serialized_start=1584
+  _globals['_SCALINGDECISION']._serialized_end=1720
+  _globals['_SCALINGDECISIONS']._serialized_start=1722
+  _globals['_SCALINGDECISIONS']._serialized_end=1788
+  _globals['_AUTOSCALER']._serialized_start=1791
+  _globals['_AUTOSCALER']._serialized_end=2086
 # @@protoc_insertion_point(module_scope)

@@ -33,6 +33,7 @@ class RateReport(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     BURST_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     INTER_TOKEN_LIMIT_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_LIMIT_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     observed_at: _builtins.float
     """the gateway's clock; compared with its own last report's alone"""
@@ -47,6 +48,8 @@ class RateReport(_message.Message):
     """input tokens labelled as burst; absent: nobody labels"""
     inter_token_limit: _builtins.float
     """strictest promise between tokens, seconds; absent: none"""
+    first_token_limit: _builtins.float
+    """strictest promise of a first token, likewise"""
     @_builtins.property
     def bucket_tokens_per_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Input and predicted output tokens by bucket: nine, or none where they are not told."""
@@ -64,17 +67,22 @@ class RateReport(_message.Message):
         model: _builtins.str = ...,
         burst_tokens_per_s: _builtins.float | None = ...,
         inter_token_limit: _builtins.float | None = ...,
+        first_token_limit: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_tokens_per_s", b"_burst_tokens_per_s", "_inter_token_limit", b"_inter_token_limit", "burst_tokens_per_s", b"burst_tokens_per_s", "inter_token_limit", b"inter_token_limit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_tokens_per_s", b"_burst_tokens_per_s", "_first_token_limit", b"_first_token_limit", "_inter_token_limit", b"_inter_token_limit", "burst_tokens_per_s", b"burst_tokens_per_s", "first_token_limit", b"first_token_limit", "inter_token_limit", b"inter_token_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_tokens_per_s", b"_burst_tokens_per_s", "_inter_token_limit", b"_inter_token_limit", "bucket_tokens_per_s", b"bucket_tokens_per_s", "burst_tokens_per_s", b"burst_tokens_per_s", "gateway_id", b"gateway_id", "input_tokens_per_s", b"input_tokens_per_s", "inter_token_limit", b"inter_token_limit", "model", b"model", "observed_at", b"observed_at", "output_tokens_per_s", b"output_tokens_per_s", "requests_per_s", b"requests_per_s", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_tokens_per_s", b"_burst_tokens_per_s", "_first_token_limit", b"_first_token_limit", "_inter_token_limit", b"_inter_token_limit", "bucket_tokens_per_s", b"bucket_tokens_per_s", "burst_tokens_per_s", b"burst_tokens_per_s", "first_token_limit", b"first_token_limit", "gateway_id", b"gateway_id", "input_tokens_per_s", b"input_tokens_per_s", "inter_token_limit", b"inter_token_limit", "model", b"model", "observed_at", b"observed_at", "output_tokens_per_s", b"output_tokens_per_s", "requests_per_s", b"requests_per_s", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__burst_tokens_per_s: _TypeAlias = _typing.Literal["burst_tokens_per_s"]  # noqa: Y015
     _WhichOneofArgType__burst_tokens_per_s: _TypeAlias = _typing.Literal["_burst_tokens_per_s", b"_burst_tokens_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__first_token_limit: _TypeAlias = _typing.Literal["first_token_limit"]  # noqa: Y015
+    _WhichOneofArgType__first_token_limit: _TypeAlias = _typing.Literal["_first_token_limit", b"_first_token_limit"]  # noqa: Y015
     _WhichOneofReturnType__inter_token_limit: _TypeAlias = _typing.Literal["inter_token_limit"]  # noqa: Y015
     _WhichOneofArgType__inter_token_limit: _TypeAlias = _typing.Literal["_inter_token_limit", b"_inter_token_limit"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_tokens_per_s) -> _WhichOneofReturnType__burst_tokens_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_token_limit) -> _WhichOneofReturnType__first_token_limit | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__inter_token_limit) -> _WhichOneofReturnType__inter_token_limit | None: ...
 
@@ -345,6 +353,7 @@ class ScalingRates(_message.Message):
     BUCKET_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     BURST_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     INTER_TOKEN_LIMIT_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_LIMIT_FIELD_NUMBER: _builtins.int
     requests_per_s: _builtins.float
     input_tokens_per_s: _builtins.float
     output_tokens_per_s: _builtins.float
@@ -352,6 +361,8 @@ class ScalingRates(_message.Message):
     """absent: nobody labels"""
     inter_token_limit: _builtins.float
     """seconds; absent: nothing that arrives is promised one"""
+    first_token_limit: _builtins.float
+    """likewise, until the first token"""
     @_builtins.property
     def bucket_tokens_per_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     def __init__(
@@ -363,17 +374,22 @@ class ScalingRates(_message.Message):
         bucket_tokens_per_s: _abc.Iterable[_builtins.float] | None = ...,
         burst_tokens_per_s: _builtins.float | None = ...,
         inter_token_limit: _builtins.float | None = ...,
+        first_token_limit: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_tokens_per_s", b"_burst_tokens_per_s", "_inter_token_limit", b"_inter_token_limit", "burst_tokens_per_s", b"burst_tokens_per_s", "inter_token_limit", b"inter_token_limit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_tokens_per_s", b"_burst_tokens_per_s", "_first_token_limit", b"_first_token_limit", "_inter_token_limit", b"_inter_token_limit", "burst_tokens_per_s", b"burst_tokens_per_s", "first_token_limit", b"first_token_limit", "inter_token_limit", b"inter_token_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_tokens_per_s", b"_burst_tokens_per_s", "_inter_token_limit", b"_inter_token_limit", "bucket_tokens_per_s", b"bucket_tokens_per_s", "burst_tokens_per_s", b"burst_tokens_per_s", "input_tokens_per_s", b"input_tokens_per_s", "inter_token_limit", b"inter_token_limit", "output_tokens_per_s", b"output_tokens_per_s", "requests_per_s", b"requests_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_tokens_per_s", b"_burst_tokens_per_s", "_first_token_limit", b"_first_token_limit", "_inter_token_limit", b"_inter_token_limit", "bucket_tokens_per_s", b"bucket_tokens_per_s", "burst_tokens_per_s", b"burst_tokens_per_s", "first_token_limit", b"first_token_limit", "input_tokens_per_s", b"input_tokens_per_s", "inter_token_limit", b"inter_token_limit", "output_tokens_per_s", b"output_tokens_per_s", "requests_per_s", b"requests_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__burst_tokens_per_s: _TypeAlias = _typing.Literal["burst_tokens_per_s"]  # noqa: Y015
     _WhichOneofArgType__burst_tokens_per_s: _TypeAlias = _typing.Literal["_burst_tokens_per_s", b"_burst_tokens_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__first_token_limit: _TypeAlias = _typing.Literal["first_token_limit"]  # noqa: Y015
+    _WhichOneofArgType__first_token_limit: _TypeAlias = _typing.Literal["_first_token_limit", b"_first_token_limit"]  # noqa: Y015
     _WhichOneofReturnType__inter_token_limit: _TypeAlias = _typing.Literal["inter_token_limit"]  # noqa: Y015
     _WhichOneofArgType__inter_token_limit: _TypeAlias = _typing.Literal["_inter_token_limit", b"_inter_token_limit"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_tokens_per_s) -> _WhichOneofReturnType__burst_tokens_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_token_limit) -> _WhichOneofReturnType__first_token_limit | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__inter_token_limit) -> _WhichOneofReturnType__inter_token_limit | None: ...
 

@@ -94,7 +94,7 @@ def _against(all_: Composition, share: float, systems: Sequence[str]) -> Claim:
     kinds = {
         (PLAIN,): "a plain deployment",
         ORDERS: "the best plain order",
-        RECENT: "the best order of 2026",
+        RECENT: "the best of 2026",
     }
     claim = judged(
         PAPER,

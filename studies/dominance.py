@@ -27,10 +27,10 @@ from studies.cells import CELLS, Cell, conditions, requests
 from studies.claims import Bar, Claim, PerSeed, unanimous
 from studies.compared import Expected, judged
 from studies.runs import Finished, Job, Results, Row, run, spec_of
-from studies.systems import ORDERS, OURS, PLAIN, preset_of
+from studies.systems import ORDERS, OURS, PLAIN, RECENT, preset_of
 
 PAPER = "dominance"
-SYSTEMS = (PLAIN, *ORDERS, "uniboost", "pascal", OURS)
+SYSTEMS = (PLAIN, *ORDERS, *RECENT, "uniboost", "pascal", OURS)
 """Systems that order requests. SBS, STAR and TokenScale leave the order to the plain one."""
 BARS = ("chat_ttft", "short_ttfat", "long_ttfat", "lateness", "unread_slowdown")
 WORSE = 0.02  # a P99 may be so much above that of the plain deployment

@@ -13,8 +13,8 @@ PLAIN, OURS = "vllm-like", "headway"
 CHATS_FIRST, DEADLINE = "chats-first", "slo-deadline"
 ORDERS = (CHATS_FIRST, DEADLINE)
 """Orders that take an afternoon, on the plain deployment."""
-RECENT = ("qoserve", "jitserve", "split")
-"""Orders of 2026, on the plain deployment."""
+RECENT = ("qoserve", "jitserve", "split", "lmetric")
+"""Of 2026: orders on the plain deployment, and a router for it."""
 SINGLES = ("sbs", "uniboost", "star", "pascal", "tokenscale")
 """Each paper alone."""
 RIVALS = (PLAIN, *ORDERS, *RECENT, *SINGLES)
@@ -31,7 +31,7 @@ STAGES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 def preset_of(system: str) -> Preset:
     """Return the policies of a system."""
-    if system in (*ORDERS, *RECENT):
+    if system not in (*PRESETS, *STAGES):
         return with_policies(PLAIN, params={"dispatch": {"rule": "least-kv"}}, batching=system)
     if system not in STAGES:
         return PRESETS[system]

@@ -26,7 +26,6 @@ from headway.presets import PRESETS, Preset
 from headway.sim.autoscaling import SimAutoscaler
 from headway.sim.cluster import SimCluster
 from headway.sim.experiment import UNLIMITED, Conditions
-from headway.sim.kernel import Kernel
 from headway.sim.network import NetworkParams
 from headway.sim.records import Record
 from headway.sim.worker import InstanceSpec
@@ -43,10 +42,9 @@ from studies.bursts import (
 from studies.claims import Bar, Claim, PerSeed, run_all
 from studies.compared import WANTED, Expected, cheaper, judged
 from studies.curves import Point, frontier, mean_over, shared_span, value_at
-from studies.runs import Job, Results, Row, spec_of
+from studies.runs import Job, Results, Row, run, spec_of
 
 PAPER = "tokenscale"
-DRAIN = 60.0
 MAX_DECODE = 16
 TTFT_SLOS = ((256, 0.25), (1024, 0.4), (1 << 30, 2.0))
 HEADROOMS = (1.0, 0.85, 0.6, 0.4)
@@ -168,16 +166,18 @@ def _scaling(name: str, system: System, workload: BurstWorkload, headroom: float
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """``gpu_seconds`` over the arrivals; ``history``: GPUs that run or start, by time."""
+    """``gpus``: the mean over the arrivals; ``history``: GPUs that run or start, by time."""
 
     records: Sequence[Record]
-    num_requests: int
-    gpu_seconds: float
+    gpus: float
     history: Sequence[Point]
 
 
 def _ran(job: Job) -> _Ran:
-    """Run once; the job's rate is the headroom."""
+    """Run once; the job's rate is the headroom.
+
+    It is a run of a start: a minute, and the longest requests stay for over half of one.
+    """
     workload, system = WORKLOADS[job.scenario], SYSTEMS[job.system]
     profile = load_profile(workload.profile)
     kinds = {role: InstanceSpec(role, profile) for role in Role}
@@ -193,25 +193,27 @@ def _ran(job: Job) -> _Ran:
     if system.routes:
         gateway = replace(spec.gateway, burst="dual-signal", burst_params=BURST)
         spec = replace(spec, gateway=gateway)
-    kernel, records = Kernel(), list[Record]()
-    cluster = SimCluster(kernel, spec, records.append)
-    if system.unified:
-        served = list(arrivals(job.seed, workload))
-        cluster.feed(iter(served))
-        kernel.run(bursts.SECONDS + DRAIN)
-        num_gpus = float(pools[0][1] * profile.num_gpus)
-        return _Ran(records, len(served), num_gpus * bursts.SECONDS, [(0.0, num_gpus)])
-    policies = [_scaling(n, system, workload, job.rate) for n in (system.prefill, system.decode)]
-    policy = Mixed(*policies) if system.prefill != system.decode else policies[0]
-    predict = partial(predicted, system.accuracy, profile, job.seed)
-    scaler = SimAutoscaler(cluster, policy, kinds, predict=predict)
-    requests = list(arrivals(job.seed, workload))
-    cluster.feed(iter(requests))
-    kernel.run(bursts.SECONDS)
-    gpu_seconds = scaler.gpu_seconds
-    history = [(at, float(num_gpus)) for at, _, num_gpus in scaler.history]
-    kernel.run(bursts.SECONDS + DRAIN)
-    return _Ran(records, len(requests), gpu_seconds, history)
+    scalers = list[SimAutoscaler]()
+
+    def watch(cluster: SimCluster) -> None:
+        if system.unified:
+            return
+        policies = [
+            _scaling(n, system, workload, job.rate) for n in (system.prefill, system.decode)
+        ]
+        policy = Mixed(*policies) if system.prefill != system.decode else policies[0]
+        predict = partial(predicted, system.accuracy, profile, job.seed)
+        scalers.append(SimAutoscaler(cluster, policy, kinds, predict=predict))
+
+    ran = run(spec, arrivals(job.seed, workload), watch=watch, is_start=True)
+    num_gpus = ran.cluster.gpu_seconds(bursts.SECONDS) / bursts.SECONDS
+    history = [
+        (at, float(gpus))
+        for scaler in scalers
+        for at, _, gpus in scaler.history
+        if at <= bursts.SECONDS
+    ]
+    return _Ran(ran.records, num_gpus, history or [(0.0, num_gpus)])
 
 
 def measure(job: Job) -> Row:
@@ -223,9 +225,9 @@ def measure(job: Job) -> Row:
     need = needed(job.seed, workload)
     have = [value_at(ran.history, at) for at, _ in need]
     return {
-        "attainment": sum(keeps(r, workload.tpot) for r in ran.records) / ran.num_requests,
-        "gpus": ran.gpu_seconds / bursts.SECONDS,
-        "lost": ran.num_requests - sum(r.finished for r in ran.records),
+        "attainment": statistics.fmean(keeps(r, workload.tpot) for r in ran.records),
+        "gpus": ran.gpus,
+        "lost": sum(not r.finished for r in ran.records),
         "follows": _correlation(have, [gpus for _, gpus in need]),
     }
 

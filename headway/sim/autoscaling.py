@@ -104,17 +104,7 @@ class SimAutoscaler:
         before, self._num_produced = self._num_produced, self._cluster.num_produced
         self._meter.produced(self._num_produced - before)
         rates, window = self._meter.read(now=now, num_burst=self._cluster.num_burst_tokens)
-        return RateReport(
-            "gateway",
-            rates.requests_per_s,
-            rates.input_tokens_per_s,
-            rates.output_tokens_per_s,
-            now,
-            window,
-            rates.bucket_tokens_per_s,
-            burst_tokens_per_s=rates.burst_tokens_per_s,
-            inter_token_limit=rates.inter_token_limit,
-        )
+        return RateReport.of("gateway", rates, window, now)
 
     def _fleet(self) -> Fleet:
         prefill, decode, convertible, unified = (self._pool(role) for role in ROLES)

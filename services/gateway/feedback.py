@@ -135,16 +135,5 @@ class Feedback:
     async def _tell_autoscaler(self, channel: grpc.aio.Channel) -> None:
         now = self._now()
         rates, window = self._meter.read(now=now, num_burst=self._num_burst_tokens())
-        report = RateReport(
-            gateway_id=self._config.service_id,
-            observed_at=now,
-            window=window,
-            requests_per_s=rates.requests_per_s,
-            input_tokens_per_s=rates.input_tokens_per_s,
-            output_tokens_per_s=rates.output_tokens_per_s,
-            bucket_tokens_per_s=rates.bucket_tokens_per_s,
-            model=self._model,
-            burst_tokens_per_s=rates.burst_tokens_per_s,
-            inter_token_limit=rates.inter_token_limit,
-        )
+        report = RateReport.of(self._config.service_id, rates, window, now, self._model)
         await wire.report_rates(channel, report, within=_CALL_TIMEOUT)

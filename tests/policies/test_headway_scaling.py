@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headway.core.autoscaler.budget import Budget
-from headway.core.autoscaler.core import role_changes
+from headway.core.autoscaler.core import AutoscalerCore, RateReport, role_changes
 from headway.cost.buckets import NUM_BUCKETS, Buckets
 from headway.cost.profile import load_profile
 from headway.messages import PassWork
@@ -29,11 +29,15 @@ STRICT, LOOSE = 0.025, 0.1
 
 
 def rates(
-    per_s: float = 45.0, prompt: int = 512, output: int = 32, limit: float | None = None
+    per_s: float = 45.0,
+    prompt: int = 512,
+    output: int = 32,
+    limit: float | None = None,
+    first: float | None = None,
 ) -> Rates:
     buckets = [0.0] * NUM_BUCKETS
     buckets[Buckets().of(prompt, output)] = per_s * (prompt + output)
-    return Rates(per_s, per_s * prompt, per_s * output, tuple(buckets), None, limit)
+    return Rates(per_s, per_s * prompt, per_s * output, tuple(buckets), None, limit, first)
 
 
 def policy(params: TopologyParams = PARAMS, fleet: Fleet = FOUR) -> HeadwayScaling:
@@ -128,6 +132,23 @@ def test_more_load_of_a_limit_of_two_passes_never_needs_a_smaller_fleet(
         for rate in (per_s, more * per_s)
     )
     assert less.num_unified <= greater.num_unified
+
+
+@pytest.mark.parametrize(
+    ("first", "keep", "said"),
+    [
+        (None, "38% and 80%", "the first token within 2 s (by prompt length)"),
+        (5.0, "89% and 95%", "the first token within 5 s (a class's promise)"),
+    ],
+)
+def test_where_no_topology_is_enough_the_first_tokens_that_are_promised_decide(
+    first: float | None, keep: str, said: str
+) -> None:
+    made = policy()
+    last = run(made, rates(3.8, 8192, 128, 0.05, first), 0, 60)[-1]
+    assert f"4 keep {keep} in time, {said}" in last.reason
+    assert bool(last.num_prefill) is (first is None)
+    assert ("first-token limit" in [each.name for each in made.constants()]) is bool(first)
 
 
 def test_a_limit_that_was_given_stands_over_the_classes() -> None:
@@ -251,19 +272,34 @@ def test_every_answer_is_one_topology_within_its_bounds(seen: list[Rates]) -> No
 # --- around it ----------------------------------------------------------------------------
 
 
-def test_gateways_tell_the_strictest_promise_of_what_came() -> None:
+def promises(seen: Rates) -> tuple[float | None, float | None]:
+    return seen.inter_token_limit, seen.first_token_limit
+
+
+def test_gateways_tell_the_strictest_promises_of_what_came() -> None:
     meter = RateMeter(now=0.0)
-    for tpot in (0.1, None, 0.025):
-        meter.arrived(10, 10, Standing(service=ServiceClass("c", tpot=tpot)))
+    for tpot, ttft in ((0.1, 5.0), (None, None), (0.025, 9.0)):
+        meter.arrived(10, 10, Standing(service=ServiceClass("c", tpot=tpot, ttft=ttft)))
     meter.arrived(10, 10)
-    assert meter.read(now=1.0)[0].inter_token_limit == 0.025
-    assert meter.read(now=2.0)[0].inter_token_limit is None
+    assert promises(meter.read(now=1.0)[0]) == (0.025, 5.0)
+    assert promises(meter.read(now=2.0)[0]) == (None, None)
+
+
+def test_the_strictest_promises_of_all_gateways_count() -> None:
+    core = AutoscalerCore(policy(), now=0.0)
+    for gateway_id, tpot, ttft in (("a", 0.1, None), ("b", 0.05, 5.0), ("c", None, 2.0)):
+        seen = rates(limit=tpot, first=ttft)
+        core.handle(RateReport.of(gateway_id, seen, 1.0, 0.0), now=0.0)
+    (decided,) = core.wake(now=1.0)
+    assert decided.rates is not None
+    assert promises(decided.rates) == (0.05, 2.0)
 
 
 def test_who_yields_is_promised_nothing_that_counts() -> None:
     meter = RateMeter(now=0.0)
-    meter.arrived(10, 10, Standing(service=ServiceClass("c", tpot=0.01, yields=True)))
-    assert meter.read(now=1.0)[0].inter_token_limit is None
+    yielding = ServiceClass("c", tpot=0.01, ttft=0.1, yields=True)
+    meter.arrived(10, 10, Standing(service=yielding))
+    assert promises(meter.read(now=1.0)[0]) == (None, None)
 
 
 def test_unified_instances_are_cut_to_the_budget() -> None:

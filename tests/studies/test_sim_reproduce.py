@@ -81,7 +81,6 @@ def test_pascal_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tokenscale_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(bursts.DATA_VARIABLE, str(tmp_path))
     monkeypatch.setattr(bursts, "SECONDS", 1.5)
-    monkeypatch.setattr(tokenscale, "DRAIN", 1.0)
     claims = tokenscale.reproduce([1], 1)
     assert len(claims) == 40
     assert is_told(claims)

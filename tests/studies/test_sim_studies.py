@@ -205,7 +205,6 @@ def test_unified_replicas_stay_as_many_as_the_headroom_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bursts, "SECONDS", 3.0)
-    monkeypatch.setattr(tokenscale, "DRAIN", 30.0)
     few, many = (
         tokenscale.measure(Job(bursts.MAIN, tokenscale.UNIFIED, headroom, 1))
         for headroom in (1.0, 0.5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from headway.cluster import Role
@@ -11,7 +13,7 @@ from headway.presets import PRESETS
 from headway.sim.cluster import ClusterSpec, SimRequest
 from headway.sim.experiment import Conditions, cluster_spec
 from headway.sim.worker import InstanceSpec
-from studies import warm
+from studies import runs, warm
 from studies.runs import run
 from studies.warm import Residence, require_warm
 
@@ -76,3 +78,13 @@ def test_a_prefiller_alone_is_measured_by_its_prompts() -> None:
     residence = Residence.on(spec, requests)
     assert residence.of(requests[0]) == residence.solo.of(4096, 1)
     require_warm(spec, requests)
+
+
+def test_studies_make_their_clusters_by_the_runner_alone() -> None:
+    folder = Path(runs.__file__).parent
+    makers = {
+        path.name
+        for path in folder.glob("*.py")
+        if "SimCluster(" in path.read_text(encoding="utf-8")
+    }
+    assert makers == {"runs.py"}

@@ -159,10 +159,8 @@ class AutoscalerCore:
             sum(report.output_tokens_per_s for report in fresh),
             _added([report.bucket_tokens_per_s for report in fresh]),
             _all_known([report.burst_tokens_per_s for report in fresh]),
-            min(
-                (r.inter_token_limit for r in fresh if r.inter_token_limit is not None),
-                default=None,
-            ),
+            _least([report.inter_token_limit for report in fresh]),
+            _least([report.first_token_limit for report in fresh]),
         )
 
 
@@ -177,6 +175,11 @@ def _all_known(rates: Sequence[float | None]) -> float | None:
     """Return their sum; None if a gateway does not report its own."""
     known = [rate for rate in rates if rate is not None]
     return sum(known) if len(known) == len(rates) else None
+
+
+def _least(limits: Sequence[float | None]) -> float | None:
+    """Return the strictest promise; None if no gateway has one."""
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 class RoleChange(NamedTuple):

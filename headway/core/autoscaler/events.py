@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from headway.core.autoscaler.starts import StartsReport
 from headway.cost.buckets import BUCKET_NAMES, NUM_BUCKETS
@@ -43,6 +43,16 @@ class RateReport:
     """Input tokens labelled as burst; None if the gateway labels none."""
     inter_token_limit: float | None = None
     """The strictest promise between tokens of what arrived, s; None if none was made."""
+    first_token_limit: float | None = None
+    """The strictest promise of a first token of what arrived, s; None if none was made."""
+
+    @classmethod
+    def of(
+        cls, gateway_id: str, rates: Rates, window: float, observed_at: float, model: str = ""
+    ) -> RateReport:
+        """Return the report of a gateway's rates."""
+        told = {field.name: getattr(rates, field.name) for field in fields(Rates)}
+        return cls(gateway_id, **told, observed_at=observed_at, window=window, model=model)
 
     def __post_init__(self) -> None:
         if not 0 < len(self.gateway_id) <= 256:
@@ -52,11 +62,12 @@ class RateReport:
             require_between(name, value, 0, MOST)
         if self.burst_tokens_per_s is not None:
             require_between("burst_tokens_per_s", self.burst_tokens_per_s, 0, MOST)
-        if self.inter_token_limit is not None:
-            require_over("inter_token_limit", self.inter_token_limit, 0)
+        for name in ("inter_token_limit", "first_token_limit"):
+            if (limit := getattr(self, name)) is not None:
+                require_over(name, limit, 0)
         if len(self.bucket_tokens_per_s) not in (0, NUM_BUCKETS):
-            limit = f"{NUM_BUCKETS} rates, one a bucket, or none"
-            raise invalid("bucket_tokens_per_s", len(self.bucket_tokens_per_s), limit)
+            number = f"{NUM_BUCKETS} rates, one a bucket, or none"
+            raise invalid("bucket_tokens_per_s", len(self.bucket_tokens_per_s), number)
         for bucket, value in zip(BUCKET_NAMES, self.bucket_tokens_per_s, strict=False):
             require_between(f"bucket_tokens_per_s {bucket}", value, 0, MOST)
 

@@ -1,8 +1,8 @@
 """``headway``: unified instances, and prefillers and decoders where these are fewer.
 
 ``headway.cost.kept`` has the rule, ``docs/topology.md`` what it predicts. It decides by the
-mean traffic of a minute, the strictest promise between tokens of what came in that minute, and the
-profile's pass times as far as live passes confirm them. A split is sized as by ``tokenscale``, its
+mean traffic of a minute, the strictest promises of what came in that minute, and the profile's
+pass times as far as live passes confirm them. A split is sized as by ``tokenscale``, its
 decoders for passes that keep the promise.
 """
 
@@ -19,6 +19,7 @@ from headway.cost.schema import Profile
 from headway.cost.topology import Demand, Needs, is_kept_by
 from headway.policies.answer import Answer
 from headway.policies.dispatch.feasibility import TtftSlos
+from headway.policies.readers import chosen
 from headway.policies.scaling.fixed import MAX_INSTANCES
 from headway.policies.scaling.pool import Bounds, Pool
 from headway.policies.scaling.pools import Need
@@ -27,6 +28,11 @@ from headway.policies.scaling.tokenscale import TokenScale, TokenScaleParams
 from headway.policies.scaling.window import WindowMean, WindowPeak
 
 _SLOS = TtftSlos()
+_SOURCES = {
+    Source.GIVEN: "given",
+    Source.PROMISE: "a class's promise",
+    Source.DEFAULT: "by prompt length",
+}
 _KEPT = 0.98
 """Weight that earlier passes keep with each sample of an instance's."""
 
@@ -73,6 +79,7 @@ class HeadwayScaling(TokenScale):
         self._better_since = inf
         self._traffic = WindowMean(params.choice_window)
         self._strictest = WindowPeak(params.choice_window)
+        self._soonest = WindowPeak(params.choice_window)
         self._kv_tokens = self._num_decoded = 0.0
         self._mean: Sequence[float] = (0.0, 0.0, 0.0)  # requests, input and output tokens a second
         self._now = Rates(0.0, 0.0, 0.0)
@@ -80,8 +87,9 @@ class HeadwayScaling(TokenScale):
         self._is_beyond_all = False
 
     def constants(self) -> Sequence[Constant]:
-        """Return the burst ratio, and the limit between tokens where there is one."""
-        return (*super().constants(), *([self._limit] if self._limit.value < inf else []))
+        """Return the burst ratio, and the limits that classes promise or that were given."""
+        limits = (self._limit, self._first_token)
+        return (*super().constants(), *(e for e in limits if e.source is not Source.DEFAULT))
 
     def begin(self, fleet: Fleet) -> None:
         """Start with the instances that there are, unified ones if there are none."""
@@ -130,16 +138,10 @@ class HeadwayScaling(TokenScale):
         output = output if rates.bucket_tokens_per_s else rates.output_tokens_per_s
         plain = (rates.requests_per_s, rates.input_tokens_per_s, max(0.0, output))
         self._mean = self._traffic.add(*plain, now=now)
-        limit = rates.inter_token_limit
-        self._strictest.add(1 / limit if limit else 0.0, now=now)
-        promised = self._strictest.value or 0.0
+        self._strictest.add(1 / (rates.inter_token_limit or inf), now=now)
+        self._soonest.add(1 / (rates.first_token_limit or inf), now=now)
         given = self._own.inter_token_limit
-        if given is not None:
-            self._limit = Constant(self._limit.name, given, Source.GIVEN)
-        elif promised:
-            self._limit = Constant(self._limit.name, 1 / promised, Source.MEASURED)
-        else:
-            self._limit = Constant(self._limit.name, inf, Source.DEFAULT)
+        self._limit = _promised("inter-token limit", self._strictest, inf, given)
         self._is_beyond_all = self._exceeds_all(1 if self._is_beyond_all else _BEYOND)  # hysteresis
 
     def _exceeds_all(self, times: float) -> bool:
@@ -219,19 +221,25 @@ class HeadwayScaling(TokenScale):
 
     @property
     def _goal(self) -> Pledge:
-        """Return what the choice is to keep; first tokens as dispatch plans with them."""
-        first_token = _SLOS.ttft_slo(round(self._demand().prompt_tokens))
-        return Pledge(self._kept_limit, first_token, self._own.choice_window)
+        """Return what the choice is to keep."""
+        return Pledge(self._kept_limit, self._first_token.value, self._own.choice_window)
+
+    @property
+    def _first_token(self) -> Constant:
+        """Return the strictest promise of a first token; without one, what dispatch plans with."""
+        usual = _SLOS.ttft_slo(round(self._demand().prompt_tokens))
+        return _promised("first-token limit", self._soonest, usual)
 
     def _said(self, needs: Needs) -> str:
         """Return both sides of the inequality with their sources."""
         limit = self._limit
-        source = "given" if limit.source is Source.GIVEN else "a class's promise"
         within = "no limit between tokens"
         if limit.value < inf:
             none = "not even all instances allowed keep" if self._is_kept_alone else "no pass keeps"
             kept = "" if needs.limit < inf else f", which {none}"
-            within = f"within {1000 * limit.value:g} ms between tokens ({source}{kept})"
+            within = (
+                f"within {1000 * limit.value:g} ms between tokens ({_SOURCES[limit.source]}{kept})"
+            )
         factors = [self._learned.factor(stage) for stage in ("prefill", "decode")]
         is_measured = any(factor != 1.0 for factor in factors)
         times = "pass times measured" if is_measured else "pass times by profile"
@@ -239,7 +247,11 @@ class HeadwayScaling(TokenScale):
         most, keeps = self._own.max_unified, ""
         if min(needs.num_unified, num_prefill + num_decode) > most >= 2:
             shares = kept_by(self._demand(), self._deployed(), self._goal, most)
-            keeps = f"; {most} keep {shares.unified:.0%} and {shares.split:.0%} in time"
+            soon = self._first_token
+            keeps = (
+                f"; {most} keep {shares.unified:.0%} and {shares.split:.0%} in time, the first "
+                f"token within {soon.value:g} s ({_SOURCES[soon.source]})"
+            )
         return (
             f"{'split' if self._is_split else 'unified'}: {within}, {times}, unified "
             f"{needs.unified:.2f} = {needs.num_unified}, split {needs.prefill:.2f} + "
@@ -290,6 +302,12 @@ class HeadwayScaling(TokenScale):
         held = unified.num_ready * unified.memory / self._params.memory_ceiling
         reason = f"{per_s:.2f} requests/s and {backlog} tokens waiting = {need + waiting:.2f}"
         return Need(need + waiting, reason, held)
+
+
+def _promised(name: str, peak: WindowPeak, default: float, given: float | None = None) -> Constant:
+    """Return a limit as it was given, else the strictest promise of the window, seconds."""
+    promised = 1 / peak.value if peak.value else None
+    return chosen(name, given, promised, Source.PROMISE, default)
 
 
 def _unified(number: int, reason: str) -> Targets:

@@ -20,7 +20,7 @@ class RateMeter:
         self._num_requests = self._num_input = self._num_output = 0
         self._by_bucket = [0.0] * NUM_BUCKETS
         self._num_burst = 0
-        self._limit = inf
+        self._between_tokens = self._first_token = inf
 
     def arrived(
         self,
@@ -35,8 +35,9 @@ class RateMeter:
         bucket = self._buckets.of(num_input_tokens, predicted_output_tokens)
         if standing.yields:
             return bucket
-        if standing.service is not None and standing.service.tpot is not None:
-            self._limit = min(self._limit, standing.service.tpot)
+        if standing.service is not None:
+            self._between_tokens = min(self._between_tokens, standing.service.tpot or inf)
+            self._first_token = min(self._first_token, standing.service.ttft or inf)
         num_output = predicted_output_tokens or self._buckets.lengths(bucket)[1]
         self._num_requests += 1
         self._num_input += num_input_tokens
@@ -61,9 +62,10 @@ class RateMeter:
             self._num_output / window,
             tuple(tokens / window for tokens in self._by_bucket),
             burst,
-            None if self._limit == inf else self._limit,
+            None if self._between_tokens == inf else self._between_tokens,
+            None if self._first_token == inf else self._first_token,
         )
-        self._limit = inf
+        self._between_tokens = self._first_token = inf
         self._began_at = now
         self._num_requests = self._num_input = self._num_output = 0
         self._by_bucket = [0.0] * NUM_BUCKETS

@@ -17,8 +17,9 @@ class Rates:
 
     ``bucket_tokens_per_s``: input and predicted output tokens of what arrives, by bucket (nine);
     empty where gateways do not tell it. ``burst_tokens_per_s``: input tokens that are labelled as
-    burst; None where nobody labels them. ``inter_token_limit``: the strictest promise between
-    tokens of the classes that arrive, s; None where none is made.
+    burst; None where nobody labels them. ``inter_token_limit`` and ``first_token_limit``: the
+    strictest promises of the classes that arrive, between tokens and until the first, s; None
+    where none is made.
     """
 
     requests_per_s: float
@@ -27,6 +28,7 @@ class Rates:
     bucket_tokens_per_s: Sequence[float] = ()
     burst_tokens_per_s: float | None = None
     inter_token_limit: float | None = None
+    first_token_limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
