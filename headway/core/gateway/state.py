@@ -208,10 +208,15 @@ class OpenRequests:
     def wake_at(self, at: float, state: OpenRequest) -> None:
         """Check the request at or after ``at``."""
         heapq.heappush(self._timers, (at, state.request_id))
-        # An open request rarely has over two timers: far beyond that most are stale.
+        # An open request needs two timers at most: far beyond that most are stale.
         if len(self._timers) > 64 + 8 * len(self._by_id):
-            self._timers = [entry for entry in self._timers if entry[1] in self._by_id]
+            self._timers = [entry for entry in set(self._timers) if self._is_needed(*entry)]
             heapq.heapify(self._timers)
+
+    def _is_needed(self, at: float, request_id: str) -> bool:
+        """Return whether a request is open and still needs attention at this instant."""
+        state = self._by_id.get(request_id)
+        return state is not None and at in (state.due_at, state.request.deadline_at)
 
     def pop_due(self, now: float) -> Iterator[OpenRequest]:
         """Yield the requests whose instant has come."""

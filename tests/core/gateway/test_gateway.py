@@ -394,3 +394,19 @@ def test_prompt_tokens_that_are_labelled_as_burst_are_counted() -> None:
     requests = [opened(core, f"r{n}", now=at) for n, at in enumerate((0.0, *[30.0] * 9))]
     labelled = [len(r.prompt_token_ids) for r in requests if r.is_burst]
     assert core.num_burst_tokens == sum(labelled) > 0
+
+
+def test_a_scheduler_that_comes_and_goes_leaves_few_timers_behind() -> None:
+    core = gateway(replace(SETTINGS, max_waiting=100))
+    for number in range(100):
+        core.handle(submit(f"r{number}"), now=0.0)
+    for turn in range(50):
+        core.handle(SchedulerDisconnected(), now=1.0 + turn / 100)
+        core.handle(SchedulerConnected(), now=1.0 + turn / 100)
+    core.handle(SchedulerDisconnected(), now=2.0)
+    failed, num_wakes = 0, 0
+    while not failed and (at := core.next_wakeup) is not None:
+        num_wakes += 1
+        failed = len(failures_in(core.wake(now=at)))
+    assert failed == 100, "nobody has led for long"
+    assert num_wakes < 10
