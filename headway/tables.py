@@ -16,7 +16,7 @@ def parse(text: str, source: str, param: str | None = None) -> dict[str, Any]:
     """Return the tables of a TOML text; HeadwayError names the ``source`` of what is none."""
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also for a number of thousands of digits
         message = f"{source} is not TOML: {error}"
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param=param) from error
     except RecursionError as error:

@@ -48,7 +48,7 @@ def _of_json(number: int, line: str, source: str) -> MeasuredPass:
     where = f"{source}, line {number}"
     try:
         row = json.loads(line[:MOST_LINE_CHARS])
-    except ValueError:
+    except (ValueError, RecursionError):
         row = None
     units = row.get("units") if isinstance(row, dict) else None
     if not isinstance(units, list) or not all(isinstance(unit, dict) for unit in units):

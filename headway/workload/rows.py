@@ -101,7 +101,7 @@ def _json_records(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple
 def _json_object(line: str, name: str, number: int) -> Record:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
         raise _refusal(name, number, "the row", line.strip(), "a JSON object")

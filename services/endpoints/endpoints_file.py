@@ -85,12 +85,12 @@ def read_entries(file: Path) -> Sequence[EndpointEntry]:
     """Return the entries of a file; INVALID_ARGUMENT says what is wrong with it."""
     try:
         return _File(**tomllib.loads(file.read_text("utf-8"))).endpoints
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise _wrong(file, str(error)) from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise _wrong(file, f"{where} is {first['input']!r:.80}: {first['msg']}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise _wrong(file, str(error)) from error
 
 
 def entries_of(flag: str) -> Sequence[EndpointEntry]:

@@ -77,6 +77,7 @@ def test_a_scenario_says_what_runs_and_what_is_asked() -> None:
         ("share = 0.5", "tenant_share = -1", "workload.classes.tenant_share is -1.0; it must be"),
         ("ttft = 0.5", "ttft = 0", "slo.ttft is 0"),
         ("[slo]", "[slo", "is not TOML"),
+        ("[slo]", "x = " + "1" * 5000 + "\n[slo]", "is not TOML"),
         ("[slo]", "x = " + "[" * 5000 + "]" * 5000 + "\n[slo]", "in too many others"),
         ("= 512", '= "x"', "instances.chunk_tokens is 'x'; it must be a whole number"),
         ("= 512", "= 100.5", "instances.chunk_tokens is 100.5; it must be a whole number"),

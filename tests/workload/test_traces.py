@@ -84,6 +84,7 @@ def test_reading_stops_at_the_rows_wanted() -> None:
         (["arrival_at,output_tokens", "1,0"], 2, "'0'"),
         (['{"arrival_at": 1}', "", '{"arrival_at": tru'], 3, "'{\"arrival_at\": tru'"),
         (['{"arrival_at": 1}', "[1]"], 2, "'[1]'"),
+        (['{"arrival_at": ' + "[" * 9000], 1, '\'{"arrival_at": [[['),
         (['{"arrival_at": true}'], 1, "True"),
         (['{"arrival_at": 1, "prompt": 7}'], 1, "7"),
         (['{"arrival_at": 1, "prompt_tokens": 2.5}'], 1, "2.5"),

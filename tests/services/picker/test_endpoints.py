@@ -77,6 +77,8 @@ async def test_a_file_is_read_again_when_it_changes(endpoints: Endpoints, tmp_pa
         ('[[endpoints]]\naddress = "x:1"\nchunk = 3', "chunk"),
         ('[[endpoints]]\naddress = "x:1"\nchunk_tokens = 0', "chunk_tokens"),
         ("[[endpoints", "cannot be used"),
+        ("x = " + "[" * 5000, "cannot be used"),
+        ("x = " + "1" * 5000, "cannot be used"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_with_what_is_wrong(
