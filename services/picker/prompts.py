@@ -25,6 +25,8 @@ CLASS, OBJECTIVE = "x-headway-class", "x-gateway-inference-objective"
 FAIRNESS = "x-gateway-inference-fairness-id"
 """Headers: a class by its name (the second is that of InferenceObjective), and a tenant."""
 _MOST_NAME = 256
+_MOST_TOKENS, _MOST_CHARS = 2**20, 2**22
+"""Of a prompt's beginning, which is read; no context is longer."""
 
 
 class Prompts:
@@ -50,7 +52,7 @@ class Prompts:
         return Request(
             request_id=headers.get("x-request-id", "")[:_MOST_NAME] or f"picked-{stream_id}",
             model=model,
-            prompt_token_ids=self._tokens(body) or (0,),
+            prompt_token_ids=self._tokens(body)[:_MOST_TOKENS] or (0,),
             sampling=SamplingParams(max_tokens=_output_tokens(body)),
             arrival_at=now,
             stream_id=stream_id,
@@ -67,13 +69,13 @@ class Prompts:
         if self._codec is not None and self._files is not None:
             try:
                 if isinstance(prompt, str):
-                    return self._codec.encode(prompt, add_special_tokens=True)
+                    return self._codec.encode(prompt[:_MOST_CHARS], add_special_tokens=True)
                 messages = body.get("messages")
                 if self._files.template is not None and isinstance(messages, list):
                     tools = body.get("tools") or ()
                     options = body.get("chat_template_kwargs") or {}
                     text = self._files.template.render(_plain(messages), options, tools)
-                    return self._codec.encode(text, add_special_tokens=False)
+                    return self._codec.encode(text[:_MOST_CHARS], add_special_tokens=False)
             except (HeadwayError, TypeError, AttributeError, ValueError):
                 pass  # the endpoint has the word on a body that is wrong
         return _by_bytes(body)

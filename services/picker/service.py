@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 
 import aiohttp
 import grpc
@@ -42,6 +44,8 @@ from services.runtime.watchdog import watch_event_loop
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 LIVENESS, READINESS = "liveness", "readiness"
+INLINE_BYTES, MOST_READ = 2**17, 2**23
+"""Bytes of a body from which it is read in a thread, and to which it is read at all."""
 _LOOK = 0.5
 """Seconds between looks at readiness and gauges."""
 _STOP_GRACE = 1.0
@@ -73,6 +77,7 @@ class PickerService:
         self._pool: EndpointPool
         self._said: dict[str, tuple[str, str]] = {}
         self._health = health.aio.HealthServicer()
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="read")
         self._undo = AsyncExitStack()
         self.address = ""
         self.leadership: PickerLeadership | None = None
@@ -88,6 +93,7 @@ class PickerService:
     async def start(self) -> None:
         """Listen, and begin to watch the endpoints."""
         config, undo = self._config, self._undo
+        undo.callback(self._threads.shutdown, wait=False, cancel_futures=True)
         server = grpc.aio.server(options=_OPTIONS)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         processor = ExternalProcessor(self._ask, self._responded, self._ended, config.max_body)
@@ -143,7 +149,12 @@ class PickerService:
 
     async def _ask(self, number: int, exchange: HttpExchange) -> Answer:
         key, now = StreamKey(GATEWAY_ID, number), self._clock.now()
-        answer = await self._pool.ask(self._question(key, exchange, now), key)
+        read = partial(self._question, key, exchange, now)
+        if INLINE_BYTES < len(exchange.body) <= MOST_READ:  # others are answered meanwhile
+            question = await asyncio.get_running_loop().run_in_executor(self._threads, read)
+        else:
+            question = read()
+        answer = await self._pool.ask(question, key)
         self.num_answered += 1
         self._metrics.answered(answer, self._clock.now() - now)
         return answer
@@ -152,7 +163,8 @@ class PickerService:
         self, key: StreamKey, exchange: HttpExchange, now: float
     ) -> PickAsked | PickAskedAtOnce:
         try:
-            body = _DECODE(exchange.body) if exchange.body else None
+            is_read = 0 < len(exchange.body) <= MOST_READ
+            body = _DECODE(exchange.body) if is_read else None
         except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):

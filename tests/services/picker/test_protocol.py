@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -12,7 +14,10 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from headway.errors import HeadwayError
+from headway.request import Request
 from services.picker.config import PickerConfig
+from services.picker.prompts import Prompts
+from services.picker.service import INLINE_BYTES, MOST_READ
 from services.runtime.config import read_config
 from services.runtime.identity.roles import ServiceRole, server_name
 from tests.fakes.certificates import make_certificates
@@ -199,6 +204,26 @@ async def test_a_body_over_the_limit_is_refused(endpoints: Endpoints) -> None:
         Exchange(service.address) as exchange,
     ):
         assert (await exchange.ask(_BODY)).immediate_response.status.code == 413
+
+
+async def test_long_bodies_are_read_in_threads_and_the_longest_not_at_all(
+    endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, request_of = [], Prompts.request_of
+
+    def noted(prompts: Prompts, *args: Any) -> Request:
+        read.append(threading.current_thread() is threading.main_thread())
+        return request_of(prompts, *args)
+
+    monkeypatch.setattr(Prompts, "request_of", noted)
+    address = await endpoints.add()
+    async with picker(address) as service:
+        for size in (10, INLINE_BYTES, MOST_READ):
+            text = json.dumps({"prompt": "x" * size}).encode()
+            pieces = [text[at : at + 2**20] for at in range(0, len(text), 2**20)]
+            async with Exchange(service.address) as exchange:
+                assert named(await exchange.ask(*pieces)) == [address]
+    assert read == [True, False]
 
 
 @pytest.mark.parametrize("name", ["readiness", "envoy.service.ext_proc.v3.ExternalProcessor", ""])
