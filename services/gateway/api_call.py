@@ -69,9 +69,10 @@ NO_SESSION = SessionAsk()
 class ResponseHistory(NamedTuple):
     """The items of a response and of all before it: what a later one continues."""
 
-    items: tuple[Mapping[str, Any], ...] = ()
+    items: tuple[bytes, ...] = ()
+    """In JSON, each by itself: as objects they may take twenty times as much memory."""
     num_bytes: int = 0
-    """Their length in JSON."""
+    """What they take in memory, about."""
     session_id: str = ""
 
 

@@ -21,6 +21,9 @@ from services.gateway.tool_calls.offered import grammar_of_offer
 
 _MOST_SCORES = 100_000
 """Log probabilities of a call's prompts: a request's come in one message, of 4 MiB at most."""
+_MOST_BOUNDS = 2**17
+"""Tokens that the bounds of a call's draws may name, for all its outputs together: each output
+goes to the leader and to its worker with them."""
 _TOKEN_IDS = {"biased_token_ids": "logit_bias", "allowed_token_ids": "allowed_token_ids"}
 
 
@@ -48,6 +51,7 @@ class Preparation:
         for one in call.inputs:
             token_ids = self.token_ids(one, self._most_tokens(call))
             constraints = self._constraints(call, token_ids)
+            _require_few_bounds(constraints, len(call.inputs) * call.num_choices)
             sampling = complete_sampling(
                 call.sampling
                 if constraints is None
@@ -238,3 +242,18 @@ def _require_few(num_scores: int) -> None:
             f"{_MOST_SCORES}: ask for fewer of each token, or with fewer or shorter prompts"
         )
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="prompt_logprobs")
+
+
+def _require_few_bounds(constraints: Constraints | None, num_outputs: int) -> None:
+    """Raise HeadwayError where the draws' bounds name more tokens than one call may."""
+    if constraints is None:
+        return
+    named = len(constraints.biased_token_ids) + len(constraints.allowed_token_ids)
+    named += sum(len(word.token_ids) for word in constraints.bad_words)
+    if named * num_outputs > _MOST_BOUNDS:
+        message = (
+            f"logit_bias, allowed_token_ids and bad_words name {named} tokens for each of "
+            f"{num_outputs} outputs; a call may have {_MOST_BOUNDS} of them together: name fewer, "
+            "or ask for fewer outputs"
+        )
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="n")

@@ -133,9 +133,12 @@ class GatewayService:
         config, watch = self._runtime.config, self.metrics.watch
         if not config.max_stored_bytes:
             return None
-        stored = StoredResponses(config.max_stored_bytes, config.stored_response_age, self.now)
+        most_each = min(config.max_body_bytes, self._calls.models.most_body_bytes(1))
+        stored = StoredResponses(
+            config.max_stored_bytes, most_each, config.stored_response_age, self.now
+        )
         watch("stored_responses", "Responses that can be continued.", lambda: stored.num_stored)
-        watch("stored_bytes", "Their length in JSON.", lambda: stored.num_bytes)
+        watch("stored_bytes", "Bytes that they take.", lambda: stored.num_bytes)
         return stored
 
     def _watch(self, bounds: ClientBounds) -> None:

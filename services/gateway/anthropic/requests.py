@@ -57,7 +57,7 @@ class ToolUseBlock(Fields):
     input: Json
 
 
-TextBlocks = Annotated[list[TextBlock], Tag("~blocks")]
+TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True), Tag("~blocks")]
 
 
 class ToolResultBlock(Fields):
@@ -95,14 +95,14 @@ class SaidTurn(Fields):
     """A message of the user or the system: a text, or blocks."""
 
     role: Literal["user", "system"]
-    content: Text | Annotated[list[SaidBlock], Tag("~blocks")]
+    content: Text | Annotated[list[SaidBlock], Field(fail_fast=True), Tag("~blocks")]
 
 
 class AnswerTurn(Fields):
     """An earlier answer, or the beginning of this one."""
 
     role: Literal["assistant"]
-    content: Text | Annotated[list[AnswerBlock], Tag("~blocks")]
+    content: Text | Annotated[list[AnswerBlock], Field(fail_fast=True), Tag("~blocks")]
 
 
 Turn = Annotated[

@@ -68,7 +68,8 @@ _POST = {
     "/v1/responses": parse_response,
     MESSAGES: parse_messages,
 }
-_TEMPLATE = b'"chat_template"'  # of a client's own, which may take its time
+_SLOW_FIELDS = ("chat_template", "previous_response_id")
+"""Fields by which a short body may take its time: a client's own template, a long conversation."""
 _TOKENS = {
     "/tokenize": tokenize,
     "/detokenize": detokenize,
@@ -190,12 +191,14 @@ class HttpEdge:
         if given := check_client_id(exchange.header(_REQUEST_ID)):
             exchange.add_header(_REQUEST_ID, given)  # of a refusal, too
         body, exchange.body = exchange.body, b""  # not kept while the answer is generated
-        if len(body) <= INLINE_BYTES and _TEMPLATE not in body:
-            called = self._parse(exchange, body, parse)
-            if not called[1].needs_grammar:
-                requests = self._prepare(exchange, called, arrival_at)
-                self._open(exchange, arrival_at, *called, requests)
-                return
+        if len(body) <= INLINE_BYTES:
+            fields = parse_json_object(body)
+            if not any(name in fields for name in _SLOW_FIELDS):
+                called = self._parse(exchange, fields, parse)
+                if not called[1].needs_grammar:
+                    requests = self._prepare(exchange, called, arrival_at)
+                    self._open(exchange, arrival_at, *called, requests)
+                    return
         self._in_task(exchange, self._generate_long(exchange, body, parse, arrival_at))
 
     def _in_task(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
@@ -217,17 +220,17 @@ class HttpEdge:
         self._calls.check_room(exchange.client)
 
         def read() -> tuple[Called, list[Request]]:
-            called = self._parse(exchange, body, parse)
+            called = self._parse(exchange, parse_json_object(body), parse)
             return called, self._prepare(exchange, called, arrival_at)
 
         called, requests = await self._calls.threads.run(exchange.client, len(body), read)
         if not exchange.ended:
             self._open(exchange, arrival_at, *called, requests)
 
-    def _parse(self, exchange: Exchange, body: bytes, parse: Parse) -> Called:
+    def _parse(self, exchange: Exchange, body: Mapping[str, Any], parse: Parse) -> Called:
         if parse is parse_response and self._stored is not None:
             parse = partial(parse_response, find=partial(self._stored.find, self._tenant(exchange)))
-        call, style = parse(parse_json_object(body))
+        call, style = parse(body)
         call = in_session(call, exchange.header)
         if given := exchange.header(_REQUEST_ID):
             call = replace(call, client_id=given)

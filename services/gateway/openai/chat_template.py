@@ -181,13 +181,17 @@ class ChatTemplate:
 
 
 def _up_to(text: str, last: Message) -> str:
-    """Return a prompt up to the end of its last message's content."""
+    """Return a prompt up to the end of its last message's content.
+
+    It is looked for from the end, in reversed texts: the time of Python's ``rfind`` grows with the
+    product of both lengths, that of ``find`` with their sum.
+    """
     content = str(last.get("content") or "").strip()
-    place = text.rfind(content) if content else -1
-    if place < 0:
+    num_behind = text[::-1].find(content[::-1]) if content else -1
+    if num_behind < 0:
         message = "the last message cannot go on: its content is not in the prompt as it is"
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="continue_final_message")
-    return text[: place + len(content)]
+    return text[: len(text) - num_behind]
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from headway.errors import Code, HeadwayError
 from headway.request import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIAS, MAX_BIASED_TOKENS
@@ -14,6 +14,13 @@ TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS, allow_inf_nan=False)]
 
 
+def _check_number(biases: Any) -> Any:
+    """Return them, none looked at; ValueError for too many."""
+    if isinstance(biases, dict) and len(biases) > MAX_BIASED_TOKENS:
+        raise ValueError(f"it should have at most {MAX_BIASED_TOKENS} items")
+    return biases
+
+
 class Draws(Fields):
     """The part of a body that bounds the draws."""
 
@@ -21,6 +28,7 @@ class Draws(Fields):
         Annotated[
             dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Bias],
             Field(max_length=MAX_BIASED_TOKENS),
+            BeforeValidator(_check_number),
         ]
         | None
     ) = None
@@ -47,5 +55,5 @@ def bounds_of(fields: Draws, *, has_form: bool) -> dict[str, Any]:
         if has_form:
             message = "allowed_token_ids may forbid what the form needs: leave out one of them"
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param="allowed_token_ids")
-        bounds["allowed_token_ids"] = tuple(fields.allowed_token_ids)
+        bounds["allowed_token_ids"] = tuple(dict.fromkeys(fields.allowed_token_ids))
     return bounds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -26,6 +26,7 @@ from services.gateway.openai.shapes import Fields, Neutral, Number, Text, Whole,
 _MOST_ENTRIES, _MOST_KEY_CHARS, _MOST_VALUE_CHARS = 16, 64, 512  # of metadata, as OpenAI's
 _MOST_REPEATED = 64_000
 """Characters of JSON of a field that a response repeats: each of its events does, at once."""
+_BYTES_OF_ITEM = 64  # of memory, besides its JSON
 _PLAIN = (
     *("model", "stream", "temperature", "top_p", "parallel_tool_calls"),
     *("priority", "cache_salt", "request_id"),
@@ -70,7 +71,7 @@ class ResponseBody(SessionBody):
         "max_tool_calls": (),
     }
     model: Text
-    input: Text | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    input: Text | Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
     instructions: Text | None = None
     previous_response_id: Text | None = None
     store: bool = True
@@ -78,7 +79,7 @@ class ResponseBody(SessionBody):
     temperature: Number | None = None
     top_p: Number | None = None
     max_output_tokens: Whole | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tool_choice: Text | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: ResponseText | None = None
@@ -101,7 +102,7 @@ def parse_response(
     said = fields.model_dump(exclude_none=True)
     chat: dict[str, Any] = {name: said[name] for name in _PLAIN if name in said}
     earlier, own = _earlier(fields, find), _items(fields)
-    chat["messages"] = _messages(fields, earlier.items, own)
+    chat["messages"] = _messages(fields, map(json.loads, earlier.items), own)
     if fields.max_output_tokens is not None:
         chat["max_tokens"] = fields.max_output_tokens
     if fields.tools:
@@ -137,8 +138,9 @@ def _earlier(
 
 def continued(history: ResponseHistory, items: Sequence[Mapping[str, Any]]) -> ResponseHistory:
     """Return a conversation with further items at its end."""
-    num_bytes = history.num_bytes + len(json.dumps(items))
-    return history._replace(items=(*history.items, *items), num_bytes=num_bytes)
+    more = [json.dumps(item, separators=(",", ":")).encode() for item in items]
+    num_bytes = history.num_bytes + sum(len(item) + _BYTES_OF_ITEM for item in more)
+    return history._replace(items=(*history.items, *more), num_bytes=num_bytes)
 
 
 def _echoed(fields: ResponseBody) -> dict[str, Any]:
@@ -191,7 +193,7 @@ def _items(fields: ResponseBody) -> list[dict[str, Any]]:
 
 
 def _messages(
-    fields: ResponseBody, earlier: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]
+    fields: ResponseBody, earlier: Iterable[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return the chat; an earlier response's instructions are not in it, as in OpenAI's."""
     messages: list[dict[str, Any]] = []

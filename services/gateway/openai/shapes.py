@@ -25,7 +25,9 @@ from headway.errors import Code, HeadwayError
 MAX_CHOICES = 128  # inputs × n
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
-_GREAT = re.compile(rb"\d[eE]\+?\d{3}|\d{200}")
+MAX_FIELDS = 256
+"""Of an object: each wrong one of more would be an error of its own."""
+_GREAT = re.compile(rb"\d[eE]\+?\d{3}|(?<!\d)\d{200}")
 """A part of every number that may be read as infinity."""
 
 Neutral = Mapping[str, tuple[Any, ...]]
@@ -33,9 +35,14 @@ Neutral = Mapping[str, tuple[Any, ...]]
 
 
 def drop_neutral(fields: Any, harmless: frozenset[str], neutral: Neutral) -> Any:
-    """Leave out the fields that ask for nothing; null counts as absent."""
+    """Leave out the fields that ask for nothing; null counts as absent.
+
+    ValueError for an object with too many.
+    """
     if not isinstance(fields, dict):
         return fields
+    if len(fields) > MAX_FIELDS:
+        raise ValueError(f"it should have at most {MAX_FIELDS} fields")
     return {
         name: value
         for name, value in fields.items()
@@ -88,7 +95,10 @@ class TextPart(TypedDict):
 
 
 Parts = Annotated[
-    list[TextPart], AfterValidator(lambda parts: "\n".join(p["text"] for p in parts)), Tag("~parts")
+    list[TextPart],
+    Field(fail_fast=True),
+    AfterValidator(lambda parts: "\n".join(p["text"] for p in parts)),
+    Tag("~parts"),
 ]
 
 
@@ -150,7 +160,7 @@ def _refusal(error: ValidationError, neutral: Neutral) -> HeadwayError:
             text = text if len(text) <= 80 else f"{text[:77]}..."
             limits = (one["msg"].partition(" should ")[2] for at, one in errors if at == path)
             limit = _PYDANTICS.sub("", " or ".join(limits).replace("dictionary", "object"))
-            message = f"{param} is {text}; it must {limit or 'fit into 64 bits'}"
+            message = f"{param or 'the body'} is {text}; it must {limit or 'fit into 64 bits'}"
     return HeadwayError(Code.INVALID_ARGUMENT, message, param=param)
 
 

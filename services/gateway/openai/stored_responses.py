@@ -20,13 +20,16 @@ class _Stored(NamedTuple):
 class StoredResponses:
     """The stored responses of one gateway, by tenant and id.
 
-    ``most_bytes``: of all together. ``longest``: seconds that one is kept. Where there are too
-    many, the oldest one of the tenant that has most goes: nobody's flood takes another's. Any
-    thread may look one up.
+    ``most_bytes``: of all together; ``most_each``: of one, longer ones could not be continued.
+    ``longest``: seconds that one is kept. Where there are too many, the oldest one of the tenant
+    that has most goes: nobody's flood takes another's. Any thread may look one up.
     """
 
-    def __init__(self, most_bytes: int, longest: float, now: Callable[[], float]) -> None:
-        self._most_bytes, self._longest, self._now = most_bytes, longest, now
+    def __init__(
+        self, most_bytes: int, most_each: int, longest: float, now: Callable[[], float]
+    ) -> None:
+        self._most_bytes, self._most_each = most_bytes, min(most_each, most_bytes)
+        self._longest, self._now = longest, now
         self._by_tenant: dict[str, OrderedDict[str, _Stored]] = {}
         self._bytes: dict[str, int] = {}
 
@@ -37,7 +40,7 @@ class StoredResponses:
 
     @property
     def num_bytes(self) -> int:
-        """Length of all together, in JSON; what two of them share counts twice."""
+        """Memory of all together, about; what two of them share counts twice."""
         return sum(self._bytes.values())
 
     def find(self, tenant: str, response_id: str) -> ResponseHistory:
@@ -46,16 +49,17 @@ class StoredResponses:
         stored = None if own is None else own.get(response_id)
         if stored is None or self._now() - stored.stored_at > self._longest:
             message = (
-                f"there is no response {response_id[:100]!r} here: it was not stored, or it is "
-                f"over {self._longest:g} s old, or newer ones took its place, or another gateway "
-                "has it; send the whole conversation as input, without previous_response_id"
+                f"there is no response {response_id[:100]!r} here: it was not stored, or its "
+                f"conversation takes over {self._most_each} bytes, or it is over "
+                f"{self._longest:g} s old, or newer ones took its place, or another gateway has "
+                "it; send the whole conversation as input, without previous_response_id"
             )
             raise HeadwayError(Code.NOT_FOUND, message, param="previous_response_id")
         return stored.history
 
     def keep(self, tenant: str, response_id: str, history: ResponseHistory) -> None:
-        """Store a response, unless it is longer than all may be together."""
-        if history.num_bytes > self._most_bytes:
+        """Store a response, unless it is longer than one may be."""
+        if history.num_bytes > self._most_each:
             return
         self._drop(tenant, response_id)
         own = self._by_tenant.setdefault(tenant, OrderedDict())

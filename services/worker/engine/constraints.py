@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -13,6 +14,46 @@ from services.worker.engine.grammar import Masks
 from services.worker.engine.masks import Mask
 
 _NEVER = float("-inf")
+_Name = tuple[int, int, torch.dtype, torch.device]
+
+
+class _Bounds(NamedTuple):
+    """The biases and the allowed tokens of one request, on the device."""
+
+    biased: torch.Tensor
+    biases: torch.Tensor
+    forbidden: torch.Tensor | None
+    """True for each token that may not be drawn; None: all may."""
+
+
+class RecentBounds:
+    """The bounds of requests that draw now: to read thousands of ids takes longer than a draw.
+
+    A generation ends once it names ``most`` tokens. What was not asked for in one is let go with
+    the next.
+    """
+
+    def __init__(self, most: int = 2**20) -> None:
+        self._most = most
+        self._new: dict[_Name, tuple[Constraints, _Bounds]] = {}
+        self._old: dict[_Name, tuple[Constraints, _Bounds]] = {}
+        self._num_named = 0
+
+    def of(self, constraints: Constraints, row: torch.Tensor) -> _Bounds:
+        """Return the bounds of logits like this row (vocabulary,)."""
+        name = id(constraints), len(row), row.dtype, row.device  # kept, so that the id is its own
+        kept = self._new.get(name)
+        if kept is None:
+            if self._num_named >= self._most:
+                self._old, self._new, self._num_named = self._new, {}, 0
+            kept = self._old.get(name) or (constraints, _bounds_of(constraints, row))
+            self._new[name] = kept
+            self._num_named += len(constraints.biased_token_ids)
+            self._num_named += len(constraints.allowed_token_ids)
+        return kept[1]
+
+
+_RECENT = RecentBounds()
 
 
 def constrain(logits: torch.Tensor, items: Sequence[PassItem], masks: Masks) -> torch.Tensor:
@@ -27,7 +68,8 @@ def constrain(logits: torch.Tensor, items: Sequence[PassItem], masks: Masks) -> 
     for n in bound:
         item, constraints = items[n], items[n].sampling.constraints
         assert constraints is not None, "chosen for its constraints"
-        _bias(logits[n], constraints)
+        if constraints.biased_token_ids or constraints.allowed_token_ids:
+            _bias(logits[n], _RECENT.of(constraints, logits[n]))
         _forbid_bad_words(logits[n], item, constraints)
         mask = masks.get(item.key)
         if mask is not None:
@@ -36,18 +78,23 @@ def constrain(logits: torch.Tensor, items: Sequence[PassItem], masks: Masks) -> 
     return logits
 
 
-def _bias(row: torch.Tensor, constraints: Constraints) -> None:
+def _bias(row: torch.Tensor, bounds: _Bounds) -> None:
     """Add the biases, and keep the allowed tokens alone (vLLM's order)."""
+    row.index_add_(0, bounds.biased, bounds.biases)
+    if bounds.forbidden is not None:
+        row.masked_fill_(bounds.forbidden, _NEVER)
+
+
+def _bounds_of(constraints: Constraints, row: torch.Tensor) -> _Bounds:
+    """Read the ids that the model has."""
     biases = zip(constraints.biased_token_ids, constraints.biases, strict=True)
     known = [(token, bias) for token, bias in biases if token < len(row)]
-    if known:
-        places, added = zip(*known, strict=True)
-        row.index_add_(0, _tensor(places, row), torch.tensor(added).to(row))
+    forbidden = None
     if constraints.allowed_token_ids:
-        where = _tensor(constraints.allowed_token_ids, row)
-        kept = row[where]
-        row.fill_(_NEVER)
-        row[where] = kept
+        forbidden = torch.ones_like(row, dtype=torch.bool)
+        forbidden[_tensor(constraints.allowed_token_ids, row)] = False
+    added = torch.tensor([bias for _, bias in known]).to(row)
+    return _Bounds(_tensor([token for token, _ in known], row), added, forbidden)
 
 
 def _forbid_bad_words(row: torch.Tensor, item: PassItem, constraints: Constraints) -> None:

@@ -102,6 +102,16 @@ async def test_bounds_of_draws_reach_the_worker(running: Cluster) -> None:
     assert wrong["error"]["param"] == "logit_bias"
 
 
+async def test_the_bounds_of_all_outputs_of_a_call_are_few(running: Cluster) -> None:
+    words = [letter * 60 for letter in "abcdefghijklmnop"]  # 60 tokens each, 61 after a space
+    body = {"prompt": "hi", "max_tokens": 1, "bad_words": words}
+    answer = await post(running, "/v1/completions", model="tiny", **body, n=64)
+    assert len(answer["choices"]) == 64
+    refused = await post(running, "/v1/completions", model="tiny", **body, n=128)
+    assert refused["error"]["param"] == "n"
+    assert "name 1936 tokens for each of 128 outputs" in refused["error"]["message"]
+
+
 async def test_every_event_may_bear_the_usage_so_far(running: Cluster) -> None:
     stream = await running.openai().chat.completions.create(  # type: ignore[call-overload]  # vLLM's option
         model="tiny",

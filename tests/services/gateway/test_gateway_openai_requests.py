@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from headway.errors import Code, HeadwayError, invalid
 from services.gateway.api_call import (
@@ -21,8 +22,10 @@ from services.gateway.api_call import (
     with_choice,
 )
 from services.gateway.grammars import NO_COST, GrammarChecker, of_regex
+from services.gateway.openai.chat_template import ChatTemplate
 from services.gateway.openai.json import error_body
 from services.gateway.openai.requests import (
+    CHAT,
     HARMLESS,
     parse_chat,
     parse_completion,
@@ -278,11 +281,42 @@ def test_a_history_with_calls_and_reasoning_is_as_templates_want_it() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        (dict.fromkeys(map(str, range(300)), 1), ""),
+        ({"messages": [dict.fromkeys(map(str, range(300)), 1)]}, "messages[0]"),
+        ({"logit_bias": {f"x{number}": [] for number in range(2000)}}, "logit_bias"),
+        ({"messages": [{"role": "user", "content": [{}] * 2000}]}, "messages[0].content[0].type"),
+    ],
+)
+def test_a_body_that_is_wrong_in_many_places_is_refused_for_one(
+    more: dict[str, Any], param: str
+) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **more}
+    with pytest.raises(ValidationError) as wrong:
+        CHAT.model_validate(body)
+    assert wrong.value.error_count() <= 3
+    with pytest.raises(HeadwayError) as refused:
+        parse_chat(body)
+    assert refused.value.param == param
+
+
+def test_a_last_message_goes_on_from_its_last_place() -> None:
+    template = ChatTemplate("{% for m in messages %}[{{ m.content }}]{% endfor %}", {})
+    messages = [{"role": "user", "content": "so"}, {"role": "assistant", "content": " so"}]
+    assert template.render(messages, {}, ending=ChatEnd.OPEN) == "[so][ so"
+    cut = ChatTemplate("{{ messages[0].content }}{{ messages[1].content[:9] }}", {})
+    long = [{"content": "a" * 600_000}, {"content": "a" * 150_000 + "b" + "a" * 150_000}]
+    with pytest.raises(HeadwayError, match="cannot go on"):  # rfind would take minutes
+        cut.render(long, {}, ending=ChatEnd.OPEN)
+
+
 def test_bounds_of_the_draws_are_read() -> None:
     call = chat(logit_bias={"5": -100, "7": 1.5}, bad_words=["x"])
     assert call.bounds == {"biased_token_ids": (5, 7), "biases": (-100.0, 1.5)}
     assert call.bad_words == ("x",)
-    assert completion("x", allowed_token_ids=[3, 4]).bounds == {"allowed_token_ids": (3, 4)}
+    assert completion("x", allowed_token_ids=[3, 4, 3]).bounds == {"allowed_token_ids": (3, 4)}
     assert chat(logit_bias={}).bounds == {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,29 @@ async def test_a_response_is_continued_with_all_before_it(running: Cluster) -> N
     assert third.status == "completed"
 
 
+async def test_a_short_body_with_a_long_conversation_is_read_in_a_thread(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, find = [], StoredResponses.find
+
+    def noted(stored: StoredResponses, tenant: str, response_id: str) -> ResponseHistory:
+        looked.append(threading.current_thread())
+        history = find(stored, tenant, response_id)
+        assert history.num_bytes > len(padding)
+        assert all(isinstance(item, bytes) for item in history.items)
+        return history
+
+    monkeypatch.setattr(StoredResponses, "find", noted)
+    padding: list[Any] = [[]] * 10_000
+    items: list[Any] = [{"type": "reasoning", "content": padding}]
+    items.append({"role": "user", "content": "One."})
+    client = running.openai().responses
+    first = await client.create(model="tiny", input=items)
+    await client.create(model="tiny", input="Two.", previous_response_id=first.id)
+    (thread,) = looked
+    assert thread is not threading.main_thread()
+
+
 @pytest.mark.parametrize("store", [True, False])
 async def test_what_is_not_stored_is_not_found(running: Cluster, store: bool) -> None:
     client = running.openai().responses
@@ -156,13 +180,13 @@ def ids_kept(stored: StoredResponses, tenant: str, ids: str) -> str:
 
 def test_stored_responses_are_bounded_in_bytes_and_age_and_kept_apart() -> None:
     now = 0.0
-    stored = StoredResponses(10, 60.0, lambda: now)
-    stored.keep("ann", "a", ResponseHistory(({"x": 1},), 3))
+    stored = StoredResponses(10, 9, 60.0, lambda: now)
+    stored.keep("ann", "a", ResponseHistory((b'{"x":1}',), 3))
     for each in "bcd":
         stored.keep("bob", each, ResponseHistory((), 3))
     assert ids_kept(stored, "bob", "abcd") == "cd", "who has most gives way, and sees its own alone"
     assert (ids_kept(stored, "ann", "abcd"), stored.num_bytes) == ("a", 9)
-    stored.keep("bob", "e", ResponseHistory((), 11))
+    stored.keep("bob", "e", ResponseHistory((), 10))
     assert ids_kept(stored, "bob", "cde") == "cd", "what never fits costs nobody a place"
     now = 61.0
     with pytest.raises(HeadwayError) as caught:

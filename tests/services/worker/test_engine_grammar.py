@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer
 
@@ -21,6 +22,7 @@ from headway.request import BadWord, Constraints, SamplingParams, StreamKey
 from services.gateway.grammars import GrammarChecker, of_choice, of_regex, of_rules, of_schema
 from services.worker.engine import grammar as grammar_module
 from services.worker.engine.backend import TorchBackend, patience
+from services.worker.engine.constraints import RecentBounds
 from services.worker.engine.masks import MaskMaker, Order, Setup, Wanted
 from tests.fakes.engine_rig import load
 
@@ -385,6 +387,21 @@ def test_one_whose_bad_words_are_all_that_its_form_admits_fails_alone(
     engine.run(ForwardPass(3, (bad,)))
     (again,) = engine.run(ForwardPass(4, (behind,))).sampled
     assert again.key == bad.key
+
+
+def test_the_bounds_of_those_that_draw_are_read_once() -> None:
+    recent, row = RecentBounds(100), torch.zeros(8)
+    allowed = Constraints(allowed_token_ids=(1, 3, 9))
+    bounds = recent.of(allowed, row)
+    assert bounds.forbidden is not None
+    assert (~bounds.forbidden).nonzero()[:, 0].tolist() == [1, 3]
+    for _ in range(300):
+        recent.of(Constraints(biased_token_ids=(2, 9), biases=(1.0, 1.0)), row)
+        assert recent.of(allowed, row) is bounds
+    assert recent.of(allowed, row.double()).biases.dtype == torch.float64
+    for _ in range(300):
+        recent.of(Constraints(biased_token_ids=(2,), biases=(1.0,)), row)
+    assert recent.of(allowed, row) is not bounds, "it has not drawn for long"
 
 
 def test_bad_words_that_forbid_all_allowed_tokens_are_refused() -> None:
