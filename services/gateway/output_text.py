@@ -42,6 +42,7 @@ class StopScanner:
         self._stops = stops
         self._keeps = keeps
         self._held = ""
+        self._overlaps = [0] * len(stops)  # what the end of the text has of each stop's beginning
         self.stop = ""
         """The stop string that was found."""
 
@@ -49,13 +50,18 @@ class StopScanner:
         """Take more text; return what certainly lies before any stop string."""
         if self.stop:
             return ""
+        num_new = len(text)
         text = self._held + text
         places = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
         if places:
             place, stop = min(places)
             self.stop, self._held = stop, ""
             return text[: place + len(stop) * self._keeps]
-        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._overlaps = [  # no longer than before, and what is new
+            _overlap(text, stop, had + num_new)
+            for stop, had in zip(self._stops, self._overlaps, strict=True)
+        ]
+        keep = max(self._overlaps, default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -235,9 +241,9 @@ class OutputText:
         return trimmed
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of ``text`` that begins ``stop``."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
+def _overlap(text: str, stop: str, most: int) -> int:
+    """Return the length of the longest end of ``text`` that begins ``stop``, up to ``most``."""
+    for length in range(min(len(text), len(stop) - 1, most), 0, -1):
         if text.endswith(stop[:length]):
             return length
     return 0
