@@ -102,8 +102,7 @@ def run(args: argparse.Namespace) -> int:
     if args.least_pass_time and args.engine in MOVES_NO_KV:
         limit = f"0 with engine {args.engine}, which plans its own passes"
         raise invalid("--least-pass-time", args.least_pass_time, limit)
-    from bench.demo.compare import compare
-    from bench.demo.live import Setting
+    from bench.demo.live import Setting, run_demo
     from services.local.options import PolicyOptions
     from services.local.refusals import refuse_wrong_options
 
@@ -125,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     for each in policies:
         for workers in setting.topologies:
             refuse_wrong_options(setting.options(each, workers), args.log_dir / each.preset)
-    return asyncio.run(compare(setting, policies, parse_seeds(args.seeds), args.json, args.plots))
+    return asyncio.run(run_demo(setting, policies, parse_seeds(args.seeds), args.json, args.plots))
 
 
 def _topologies(args: argparse.Namespace) -> list[WorkerCounts]:

@@ -18,7 +18,7 @@ from statistics import median
 import httpx
 
 from bench.abuses.catalogue import COMPLETIONS, Abuse, Manner
-from bench.cluster.started import keyed_options, started
+from bench.runner.started import keyed_options, started
 from services.gateway.auth import key_line, new_key
 from services.local.options import WorkerCounts
 

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from bench.agents.loop import AgentRun, AskedTurn
-from bench.demo.verdict import Figure
-from headway.metrics import Spread
+from bench.runner.verdict import Figure, spread
+from bench.serve.report import record
 from results.output import make_table
 
 FIGURES = (
-    Figure("ttft_mean", "TTFT, mean (s)", 0.0),
-    Figure("ttft_p50", "TTFT, P50 (s)", 0.0),
-    Figure("ttft_p99", "TTFT, P99 (s)", 0.0),
-    Figure("later_ttft_mean", "TTFT after the first turn, mean (s)", 0.0),
-    Figure("ttlt_mean", "a turn, mean (s)", 0.0),
-    Figure("ttlt_p99", "a turn, P99 (s)", 0.0),
-    Figure("tpot_mean", "TPOT, mean (s)", 0.0),
-    Figure("task_mean", "a session, mean (s)", 0.0),
-    Figure("task_p50", "a session, P50 (s)", 0.0),
-    Figure("task_p99", "a session, P99 (s)", 0.0),
+    *(
+        Figure(f"{name}_{each}", f"{title}, {said} (s)", 0.0)
+        for name, title in (
+            ("ttft", "TTFT"),
+            ("later_ttft", "TTFT after the first turn"),
+            ("ttlt", "a turn"),
+            ("tpot", "TPOT"),
+            ("task", "a session"),
+        )
+        for each, said in (("mean", "mean"), ("p50", "P50"), ("p99", "P99"))
+    ),
     Figure("cached", "share of prompt tokens cached", 0.005, more_is_better=True),
 )
 _AROUND_KILL = ("last before", "1st after", "2nd after", "3rd after")
@@ -67,10 +68,16 @@ class Cached(NamedTuple):
 def figures_of(run: AgentRun) -> dict[str, float]:
     """Return all figures by name, seconds and shares; without those that nothing tells."""
     answered = [each for each in run.turns if each.request.times is not None]
-    figures = _spreads(answered)
+    times = [(each.place, each.request.times) for each in answered if each.request.times]
+    figures = {
+        **spread("ttft", (each.ttft for _, each in times)),
+        **spread("later_ttft", (each.ttft for place, each in times if place)),
+        **spread("ttlt", (each.ttlt for _, each in times)),
+        **spread("tpot", (each.tpot for _, each in times if each.tpot is not None)),
+    }
     tasks = [each for each in run.lives if each.is_task]
     whole = [each.ended_at - each.begun_at for each in tasks if not each.cut]
-    figures |= _spread("task", whole)
+    figures |= spread("task", whole)
     if any(each.request.cached_tokens is not None for each in answered):
         figures["cached"] = Cached.of(answered).share
     return figures | {
@@ -82,23 +89,6 @@ def figures_of(run: AgentRun) -> dict[str, float]:
         "num_tasks_ended": len(whole),
         "seconds": run.seconds,
     }
-
-
-def _spreads(turns: Sequence[AskedTurn]) -> dict[str, float]:
-    times = [(each.place, each.request.times) for each in turns if each.request.times is not None]
-    return {
-        **_spread("ttft", [each.ttft for _, each in times]),
-        **_spread("later_ttft", [each.ttft for place, each in times if place]),
-        **_spread("ttlt", [each.ttlt for _, each in times]),
-        **_spread("tpot", [each.tpot for _, each in times if each.tpot is not None]),
-    }
-
-
-def _spread(name: str, values: Iterable[float]) -> dict[str, float]:
-    spread = Spread.of(values)
-    if spread is None:
-        return {}
-    return {f"{name}_mean": spread.mean, f"{name}_p50": spread.p50, f"{name}_p99": spread.p99}
 
 
 def cached_by_turn(turns: Iterable[AskedTurn]) -> dict[int, Cached]:
@@ -127,11 +117,10 @@ def cached_around(turns: Iterable[AskedTurn], at: float) -> dict[str, Cached]:
     return {name: Cached.of(each) for name, each in rows.items() if each}
 
 
-def packed(run: AgentRun, figures: Mapping[str, float], kill_at: float | None) -> dict[str, Any]:
-    """Return a run for JSON: figures, what was cached, each session and each turn."""
+def packed(run: AgentRun, kill_at: float | None) -> dict[str, Any]:
+    """Return a run for JSON: what was cached, each session and each turn."""
     around = {} if kill_at is None else cached_around(run.turns, kill_at)
     return {
-        "figures": dict(figures),
         "by_turn": {place: each.packed() for place, each in cached_by_turn(run.turns).items()},
         "killed_at": kill_at,
         "around_kill": {name: each.packed() for name, each in around.items()},
@@ -145,25 +134,15 @@ def packed(run: AgentRun, figures: Mapping[str, float], kill_at: float | None) -
             }
             for each in run.lives
         ],
-        "turns": [_packed_turn(each) for each in run.turns],
-    }
-
-
-def _packed_turn(turn: AskedTurn) -> dict[str, Any]:
-    request = turn.request
-    times = request.times
-    return {
-        "session": turn.session,
-        "turn": turn.place + 1,
-        "sent_at": request.sent_at,
-        "ended_at": request.ended_at,
-        "num_prompt_tokens": request.prompt_tokens,
-        "num_cached_tokens": request.cached_tokens,
-        "num_repeated_tokens": turn.num_repeated,
-        "num_output_tokens": times.num_output_tokens if times else 0,
-        "ttft": times.ttft if times else None,
-        "tpot": times.tpot if times else None,
-        "error": request.error or None,
+        "turns": [
+            {
+                "session": each.session,
+                "turn": each.place + 1,
+                "num_repeated_tokens": each.num_repeated,
+                **record(each.request),
+            }
+            for each in run.turns
+        ],
     }
 
 
@@ -173,18 +152,7 @@ def _packed_turn(turn: AskedTurn) -> dict[str, Any]:
 def print_run(
     console: Console, run: AgentRun, figures: Mapping[str, float], kill_at: float | None
 ) -> None:
-    """Print one system's run: its figures, what was cached by turn, and what failed."""
-    rows = [
-        (title, *(_number(figures.get(f"{name}_{each}")) for each in ("mean", "p50", "p99")))
-        for name, title in (
-            ("ttft", "TTFT"),
-            ("later_ttft", "TTFT after the first turn"),
-            ("ttlt", "a turn"),
-            ("tpot", "TPOT"),
-            ("task", "a session"),
-        )
-    ]
-    console.print(make_table(("seconds", "mean", "P50", "P99"), rows))
+    """Print what was cached in one system's run, by turn, and what failed."""
     for line in _facts(run, figures):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     _print_cached(console, "turn", cached_by_turn(run.turns))
@@ -204,9 +172,6 @@ def _facts(run: AgentRun, figures: Mapping[str, float]) -> list[str]:
     ]
     cuts = Counter(each.cut for each in run.lives if each.cut)
     lines += [f"{number} sessions were cut: {why}" for why, number in sorted(cuts.items())]
-    first = next((each.request for each in run.turns if each.request.error_kind), None)
-    if first is not None:
-        lines.append(f"the first to fail, {first.error_kind}: {first.error}")
     return lines
 
 
@@ -222,7 +187,3 @@ def _print_cached(console: Console, title: str, rows: Mapping[Any, Cached]) -> N
         for name, each in rows.items()
     ]
     console.print(make_table((title, "turns", "mean prompt", "repeated", "cached"), cells))
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

@@ -5,32 +5,26 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-
-from bench.agents.loop import AgentLoop, AgentRequests, AgentRun
+from bench.agents.loop import AgentLoop, AgentRequests
 from bench.agents.make import refuse_too_long
 from bench.agents.report import FIGURES, figures_of, packed, print_run
-from bench.agents.systems import AgentTarget, System
 from bench.agents.texts import Measure, Texts, num_shared, shared_starts
-from bench.demo.compare import order_of
-from bench.demo.table import print_compared
-from bench.demo.verdict import compared
+from bench.runner.comparison import LiveComparison, Measurement
+from bench.runner.leader import kill_leader
+from bench.runner.started import LiveTarget
 from bench.serve.client import Client, Endpoint, RequestFailedError
 from bench.serve.measure import served_model
 from bench.serve.plan import PATHS, Planned
 from bench.serve.replay import ReplayedRequest, ask
 from headway.errors import Code, HeadwayError
 from headway.workload.sessions import Session
-from results.output import make_console, num_cores, write_json
+from services.runtime.store import Store
 
-_WIDTH = 140
 _PROBE_CHARS = (120, 600)
 _PROBE_BLOCK = 2000  # characters; a probe is never longer
 
@@ -57,105 +51,74 @@ class AgentsSetting:
     kill_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SystemRun:
-    """One system under one seed."""
-
-    run: AgentRun
-    figures: Mapping[str, float]
-    killed_at: float | None
+Serve = Callable[[], AbstractAsyncContextManager[LiveTarget]]
 
 
-async def compare(
-    setting: AgentsSetting, systems: Sequence[System], seeds: Sequence[int], json_file: Path | None
-) -> int:
-    """Run all systems under every seed, every second one in reverse; print, and write the file.
+class AgentsComparison(LiveComparison):
+    """Every system under the same sessions; ``systems``: what starts each, by name."""
 
-    Returns 1 where a turn failed, 130 where it was stopped.
-    """
-    console, stopping = make_console(_WIDTH), asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stopping.set)
-    runs: dict[str, list[SystemRun]] = {each.name: [] for each in systems}
-    for place, seed in enumerate(seeds):
-        for system in order_of(systems, place):
-            if stopping.is_set():
-                break
-            console.print(f"seed {seed}, {system.name}", markup=False, highlight=False)
-            async with system.serving() as served:
-                one = await _run(setting, served, seed, stopping)
-            runs[system.name].append(one)
-            print_run(console, one.run, one.figures, one.killed_at)
-            write_json(json_file, _report(runs, seeds))
-    _print_compared(console, runs)
-    if stopping.is_set():
-        return 130
-    return int(any(each.figures["num_failed"] for of_system in runs.values() for each in of_system))
+    figures = FIGURES
 
+    def __init__(self, setting: AgentsSetting, systems: Mapping[str, Serve]) -> None:
+        super().__init__()
+        self._setting = setting
+        self._serve = systems
+        self.systems = list(systems)
+        self.stopping = self._stopping = asyncio.Event()
 
-def _print_compared(console: Console, runs: Mapping[str, Sequence[SystemRun]]) -> None:
-    """Print each further system beside the first, over the seeds that both have."""
-    (first, ones), *others = runs.items()
-    for name, theirs in others:
-        pairs = list(zip(ones, theirs, strict=False))
-        if pairs:
-            rows = compared([a.figures for a, _ in pairs], [b.figures for _, b in pairs], FIGURES)
-            print_compared(console, f"pairs: {len(pairs)}", (first, name), rows)
+    def serve(self, system: str) -> AbstractAsyncContextManager[LiveTarget]:
+        """Start a system, or find it where it serves."""
+        return self._serve[system]()
 
-
-def _report(runs: Mapping[str, Sequence[SystemRun]], seeds: Sequence[int]) -> dict[str, Any]:
-    return {
-        "seeds": list(seeds),
-        "num_cores": num_cores(),
-        "written_at": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "systems": {
-            name: [packed(each.run, each.figures, each.killed_at) for each in of_system]
-            for name, of_system in runs.items()
-        },
-    }
+    async def measure(self, system: str, target: LiveTarget, regime: str, seed: int) -> Measurement:
+        """Run a seed's sessions; figures are of turns and of whole sessions."""
+        setting = self._setting
+        client = Client(Endpoint.parse(target.url, setting.api_key), setting.timeout)
+        try:
+            model, limit = await served_model(client, target.url, setting.model)
+            sessions = setting.sessions(seed)
+            refuse_too_long(sessions, limit)
+            asking = AgentRequests(
+                model=model,
+                salt=setting.salt or secrets.token_hex(4),
+                names=setting.names,
+                thinks=setting.thinks,
+                ignores_eos=setting.ignores_eos,
+                limit=limit,
+                seconds=setting.seconds,
+            )
+            measure = await _measured(client, asking)
+            await _warm_up(client, asking, setting.num_warm_up)
+            system_sizes = system_tokens(sessions, setting.block)
+            loop = AgentLoop(client, asking, measure, sessions, setting.block, system_sizes)
+            killing = asyncio.create_task(_kill(target, setting.kill_at))
+            try:
+                run = await loop.run(self._stopping)
+            finally:
+                killing.cancel()
+                (killed,) = await asyncio.gather(killing, return_exceptions=True)
+        finally:
+            client.close()
+        figures, killed_at = figures_of(run), setting.kill_at if killed is True else None
+        print_run(self.console, run, figures, killed_at)
+        return Measurement(figures, [each.request for each in run.turns], packed(run, killed_at))
 
 
 # --- one run --------------------------------------------------------------------------
 
 
-async def _run(
-    setting: AgentsSetting, served: AgentTarget, seed: int, stopping: asyncio.Event
-) -> SystemRun:
-    client = Client(Endpoint.parse(served.url, setting.api_key), setting.timeout)
+async def _kill(target: LiveTarget, at: float | None) -> bool:
+    """Kill the leader at its time, where the system has a standby for it; return whether it did."""
+    if at is None or not target.clusters or target.cluster.options.schedulers < 2:
+        return False
+    config = target.cluster.config
+    store = await Store.connect(config.store, config.cluster)
     try:
-        model, limit = await served_model(client, served.url, setting.model)
-        sessions = setting.sessions(seed)
-        refuse_too_long(sessions, limit)
-        asking = AgentRequests(
-            model=model,
-            salt=setting.salt or secrets.token_hex(4),
-            names=setting.names,
-            thinks=setting.thinks,
-            ignores_eos=setting.ignores_eos,
-            limit=limit,
-            seconds=setting.seconds,
-        )
-        measure = await _measured(client, asking)
-        await _warm_up(client, asking, setting.num_warm_up)
-        system = system_tokens(sessions, setting.block)
-        loop = AgentLoop(client, asking, measure, sessions, setting.block, system)
-        killing = asyncio.create_task(_kill(served, setting.kill_at))
-        try:
-            run = await loop.run(stopping)
-        finally:
-            killing.cancel()
-            await asyncio.gather(killing, return_exceptions=True)
-        killed = killing.done() and not killing.cancelled() and served.kill is not None
-        return SystemRun(run, figures_of(run), setting.kill_at if killed else None)
+        await asyncio.sleep(at)
+        await kill_leader(target.cluster.supervisor, store)
     finally:
-        client.close()
-
-
-async def _kill(served: AgentTarget, at: float | None) -> None:
-    """Kill the leader at its time, where the system has a standby for it."""
-    if served.kill is None or at is None:
-        return
-    await asyncio.sleep(at)
-    await served.kill()
+        await store.close()
+    return True
 
 
 def system_tokens(sessions: Sequence[Session], block: int) -> dict[int, int]:

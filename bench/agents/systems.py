@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cluster.leader import kill_leader
-from bench.cluster.processes import Process, until_answers
-from bench.cluster.started import bench_options, started
+from bench.runner.processes import Process, until_answers
+from bench.runner.started import LiveTarget, bench_options, cluster_target, started
 from bench.serve.client import Client, Endpoint, RequestFailedError
 from results.output import num_cores
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
 from services.local.store import free_port
-from services.runtime.store import Store
 
 HASHED = "hashed"
 _PROXY_START = 30.0  # seconds
 _BLOCK_SIZE = 16
-Kill = Callable[[], Awaitable[object]]
-
-
-@dataclass(frozen=True, slots=True)
-class AgentTarget:
-    """A system that serves; ``kill`` ends the leader of its scheduler, where it has a standby."""
-
-    url: str
-    kill: Kill | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,75 +50,30 @@ class WorkersSetting:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointSystem:
-    """An endpoint that serves already."""
-
-    url: str
-
-    @property
-    def name(self) -> str:
-        """Return what tables call it."""
-        return self.url
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[AgentTarget]:
-        """Yield it."""
-        yield AgentTarget(self.url)
+@asynccontextmanager
+async def endpoint(url: str) -> AsyncIterator[LiveTarget]:
+    """Yield an endpoint that serves already."""
+    yield LiveTarget(url)
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterSystem:
-    """``headway up`` with all workers in one cluster."""
-
-    name: str
-    setting: WorkersSetting
-    policies: PolicyOptions
-    log_dir: Path
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[AgentTarget]:
-        """Start it, yield it, stop it."""
-        async with AsyncExitStack() as stack:
-            options = self.setting.options(self.policies, self.setting.num_workers)
-            cluster = await stack.enter_async_context(started(options, self.log_dir / self.name))
-            kill: Kill | None = None
-            if self.setting.is_killed:
-                store = await Store.connect(cluster.config.store, cluster.config.cluster)
-                stack.push_async_callback(store.close)
-
-                async def kill() -> None:
-                    await kill_leader(cluster.supervisor, store)
-
-            yield AgentTarget(cluster.url, kill)
+def in_one_cluster(
+    setting: WorkersSetting, policies: PolicyOptions, folder: Path
+) -> AbstractAsyncContextManager[LiveTarget]:
+    """Run ``headway up`` with all workers in one cluster."""
+    return cluster_target(setting.options(policies, setting.num_workers), folder)
 
 
-@dataclass(frozen=True, slots=True)
-class HashedSystem:
-    """As many clusters as workers, one worker each, behind a proxy that hashes sessions."""
-
-    setting: WorkersSetting
-    policies: PolicyOptions
-    log_dir: Path
-
-    @property
-    def name(self) -> str:
-        """Return what tables call it."""
-        return HASHED
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[AgentTarget]:
-        """Start the clusters one by one, then the proxy; stop all."""
-        async with AsyncExitStack() as stack:
-            backends = []
-            for number in range(self.setting.num_workers):
-                folder = self.log_dir / f"{HASHED}-{number + 1}"
-                options = self.setting.options(self.policies, 1)
-                backends.append((await stack.enter_async_context(started(options, folder))).url)
-            yield AgentTarget(await _proxied(stack, backends, self.log_dir))
-
-
-System = EndpointSystem | ClusterSystem | HashedSystem
+@asynccontextmanager
+async def hashed(
+    setting: WorkersSetting, policies: PolicyOptions, folder: Path
+) -> AsyncIterator[LiveTarget]:
+    """Run as many clusters as workers, one worker each, behind a proxy that hashes sessions."""
+    async with AsyncExitStack() as stack:
+        backends = []
+        for number in range(setting.num_workers):
+            starting = started(setting.options(policies, 1), folder / str(number + 1))
+            backends.append((await stack.enter_async_context(starting)).url)
+        yield LiveTarget(await _proxied(stack, backends, folder))
 
 
 async def _proxied(stack: AsyncExitStack, backends: list[str], folder: Path) -> str:

@@ -18,7 +18,7 @@ from bench.card.checkpoint import save_checkpoint
 from bench.card.commands import OFFLINE, headway, run_within, wait_until_healthy
 from bench.card.report import CardReport
 from bench.card.step import CardSetting
-from bench.cluster.processes import Process
+from bench.runner.processes import Process
 from headway.errors import Code, HeadwayError
 from results.kept import Kept
 from services.local.store import free_port

@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.cluster.processes import Process
+from bench.runner.processes import Process
 from headway.errors import Code, HeadwayError
 from services.local.tether import tethered
 from services.runtime.rooms import child_environment, module_command

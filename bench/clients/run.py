@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.clients.inside import FAILED
 from bench.clients.roster import PeerClient
-from bench.cluster.processes import INSTALL_PATIENCE, run_quietly
+from bench.runner.processes import INSTALL_PATIENCE, run_quietly
 from headway.errors import Code, HeadwayError
 
 HERE = Path(__file__).parent

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
@@ -11,18 +9,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
-
-from bench.cluster.offered import counted, print_failures, replayed
-from bench.cluster.started import bench_options, started
 from bench.demo import warm_up
 from bench.demo.capacity import Capacity
 from bench.demo.load import LoadBounds, Offer, Regime
+from bench.runner.comparison import LiveComparison, Measurement, compare
+from bench.runner.offered import counted, replayed
+from bench.runner.paired import PairedSamples, paired
+from bench.runner.started import LiveTarget, bench_options, cluster_target
 from bench.serve.classes import Alone, by_class
 from bench.serve.plan import Plan
 from bench.serve.replay import ReplayedRequest
 from headway.metrics import percentile
-from results.output import num_cores
+from results import plots
 from services.local import prometheus
 from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
@@ -30,6 +28,7 @@ from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
 START = 240.0  # seconds in which a cluster must serve
 STOP = 30.0  # seconds that its end takes at most
 PATIENCE = 120.0  # seconds for the answers, from the last arrival on
+_DRIFT = 0.25  # a share: beyond it the machine changed within a pair
 _PREEMPTIONS = "headway_worker_preemptions_total"
 _PASSES = "headway_worker_forward_pass_seconds"
 
@@ -93,28 +92,17 @@ class Setting:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PresetRun:
-    """One preset in one regime: all requests, and figures by class."""
-
-    requests: Sequence[ReplayedRequest]
-    figures: Mapping[str, float]
-
-
 @dataclass(slots=True)
 class Pair:
-    """A seed under every preset: what the clusters carried, and runs by regime and preset.
+    """A seed under every preset: what the clusters carried, and what they are offered.
 
-    ``machine_load``: the system's load average over the minute before. ``workers``: of each preset.
+    ``workers``: of each preset.
     """
 
     seed: int
-    began_at: str
-    machine_load: float
     workers: dict[str, WorkerCounts] = field(default_factory=dict)
     capacities: dict[str, Capacity] = field(default_factory=dict)
     offers: dict[str, Offer] = field(default_factory=dict)
-    runs: dict[str, dict[str, PresetRun]] = field(default_factory=dict)
 
     @property
     def alone(self) -> Alone:
@@ -139,54 +127,134 @@ class Pair:
         """Return it for JSON, the presets in the order in which they ran."""
         return {
             "seed": self.seed,
-            "began_at": self.began_at,
-            "machine_load": self.machine_load,
             "workers": {name: asdict(each) for name, each in self.workers.items()},
             "capacities": {name: asdict(each) for name, each in self.capacities.items()},
             "offers": {name: asdict(each) for name, each in self.offers.items()},
-            "figures": {
-                regime: {name: dict(run.figures) for name, run in runs.items()}
-                for regime, runs in self.runs.items()
-            },
         }
 
 
-async def run_pair(
-    setting: Setting, policies: Sequence[PolicyOptions], seed: int, console: Console
-) -> tuple[Pair, int]:
-    """Run every preset in this order; return the pair and how many requests failed.
+class Demo(LiveComparison):
+    """The presets in pairs: every pair's load is a share of what its clusters carry on average.
 
     Every preset's capacity is measured first, in each topology, and it gets the one that carries
-    most; of these the mean sets one load for all.
+    most.
     """
-    pair = Pair(seed, time.strftime("%Y-%m-%d %H:%M:%S"), os.getloadavg()[0])
-    said = f"seed {seed}, {pair.began_at}: the machine's load is {pair.machine_load:.1f}"
-    console.print(f"{said} on {num_cores()} cores")
-    for each in policies:
-        carried = {}
-        for workers in setting.topologies:
-            async with _cluster(setting, each, workers) as cluster:
-                carried[workers] = await _measured(setting, cluster, seed)
-            console.print(f"{each.preset}, {shown(workers)}: {carried[workers]}")
-        best = most_carrying(carried)
-        pair.workers[each.preset], pair.capacities[each.preset] = best, carried[best]
-    plans = _offer(setting, pair)
-    for offer in pair.offers.values():
-        met = (
-            f"{offer.regime.mean * pair.saturation / each.requests_per_s:.0%} of {name}'s"
-            for name, each in pair.capacities.items()
-        )
-        console.print(f"{offer.regime.name}: {offer}; the mean is {', '.join(met)}")
-    num_failed = 0
-    for each in policies:
-        async with _cluster(setting, each, pair.workers[each.preset]) as cluster:
-            await _measured(setting, cluster, seed)  # it is warm now
-            for regime, plan in plans.items():
-                requests, worked = await _replayed(cluster, plan, pair.offers[regime])
-                num_failed += print_failures(console, f"{each.preset}, {regime}", requests)
-                figures = {**by_class(requests, pair.alone), **_counts(requests), **worked}
-                pair.runs.setdefault(regime, {})[each.preset] = PresetRun(requests, figures)
-    return pair, num_failed
+
+    def __init__(self, setting: Setting, policies: Sequence[PolicyOptions]) -> None:
+        super().__init__()
+        self._setting = setting
+        self._policies = {each.preset: each for each in policies}
+        self._plans: dict[str, Plan] = {}
+        self.pairs: dict[int, Pair] = {}
+        self._pair: Pair
+        self.drawn: dict[str, dict[str, list[ReplayedRequest]]] = {}
+        """All requests by regime and preset."""
+        self.systems = list(self._policies)
+        self.regimes = [each.name for each in setting.regimes]
+
+    async def begin(self, seed: int, order: Sequence[str]) -> None:
+        """Measure what the presets carry, and plan the pair's load."""
+        setting, console = self._setting, self.console
+        pair = self.pairs[seed] = self._pair = Pair(seed)
+        for name in order:
+            carried = {}
+            for workers in setting.topologies:
+                async with self._cluster(name, workers) as target:
+                    carried[workers] = await self._measured(target, seed)
+                console.print(f"seed {seed}, {name}, {shown(workers)}: {carried[workers]}")
+            best = most_carrying(carried)
+            pair.workers[name], pair.capacities[name] = best, carried[best]
+        if pair.drift > _DRIFT:
+            said = f"seed {seed}: one cluster carried {pair.drift:.0%} more than another"
+            console.print(f"{said}; the machine may have changed meanwhile")
+        model = Path(setting.model).name
+        for regime in setting.regimes:
+            offer = pair.offers[regime.name] = Offer.of(regime, pair.saturation, setting.bounds)
+            self._plans[regime.name] = offer.plan(model, seed, setting.max_tokens)
+            met = (
+                f"{regime.mean * pair.saturation / each.requests_per_s:.0%} of {name}'s"
+                for name, each in pair.capacities.items()
+            )
+            console.print(f"{regime.name}: {offer}; the mean is {', '.join(met)}")
+
+    def serve(self, system: str) -> AbstractAsyncContextManager[LiveTarget]:
+        """Run a preset's cluster, in the topology that carried most."""
+        return self._cluster(system, self._pair.workers[system])
+
+    def _cluster(self, name: str, workers: WorkerCounts) -> AbstractAsyncContextManager[LiveTarget]:
+        options = self._setting.options(self._policies[name], workers)
+        return cluster_target(options, self._setting.log_dir / name, START)
+
+    async def prepare(self, system: str, target: LiveTarget, seed: int) -> None:
+        """Warm it up, as it was when its capacity was measured."""
+        await self._measured(target, seed)
+
+    async def _measured(self, target: LiveTarget, seed: int) -> Capacity:
+        setting, options = self._setting, target.cluster.options
+        places = setting.num_places(options.workers)
+        numbers = (places, setting.num_warm_up, seed, setting.max_tokens)
+        return await warm_up.warm_up(target.url, options.served_name, *numbers)
+
+    async def measure(self, system: str, target: LiveTarget, regime: str, seed: int) -> Measurement:
+        """Replay the requests; figures are by class, and of what the workers did meanwhile."""
+        pair = self.pairs[seed]
+        before = await _work(target.cluster)
+        within = pair.offers[regime].seconds + PATIENCE
+        requests = await replayed(target.url, self._plans[regime], within=within)
+        preemptions, seconds, passes = [
+            now - then for then, now in zip(before, await _work(target.cluster), strict=True)
+        ]
+        worked = {"preemptions": preemptions / len(requests)}
+        worked |= {"pass_time": seconds / passes} if passes else {}
+        self.drawn.setdefault(regime, {}).setdefault(system, []).extend(requests)
+        figures = {**by_class(requests, pair.alone), **_counts(requests), **worked}
+        return Measurement(figures, requests)
+
+    def samples(self, seed: int, before: Measurement, after: Measurement) -> PairedSamples:
+        """Return the values of requests that ended under both presets."""
+        return paired(before.requests, after.requests, self.pairs[seed].alone)
+
+    def title(self, regime: str, runs: Mapping[int, Measurement]) -> str:
+        """Return the number of requests and pairs."""
+        num_requests = sum(self.pairs[seed].offers[regime].num_requests for seed in runs)
+        return f"{regime}: {num_requests} requests a preset in {len(runs)} pairs"
+
+    def packed(self) -> Mapping[str, Any]:
+        """Return the pairs, too."""
+        return {"pairs": [pair.packed() for pair in self.pairs.values()]}
+
+
+async def run_demo(
+    setting: Setting,
+    policies: Sequence[PolicyOptions],
+    seeds: Sequence[int],
+    json: Path | None,
+    plots_in: Path | None,
+) -> int:
+    """Run all pairs, print and draw; return 1 where a request failed."""
+    demo = Demo(setting, policies)
+    num_runs = len(policies) * len(seeds)
+    demo.console.print(
+        f"{setting.num_clusters * num_runs} clusters, one after the other, all but {num_runs} of "
+        "them to measure what they carry: "
+        f"about {num_runs * setting.usual_seconds / 60:.0f} minutes, and never over "
+        f"{num_runs * setting.most_seconds / 60:.0f}"
+    )
+    runs = await compare(demo, seeds, json)
+    if plots_in is not None:
+        for regime, drawn in demo.drawn.items():
+            values = {name: values_of(requests) for name, requests in drawn.items()}
+            plots.latency_cdfs(plots_in / regime, values)
+    return runs.status
+
+
+def values_of(outcomes: Sequence[ReplayedRequest]) -> Mapping[str, Sequence[float]]:
+    """Return every finished request's times, seconds, by metric: what plots draw."""
+    times = [each.times for each in outcomes if each.times is not None]
+    return {
+        name: [value for each in times if (value := each.metric(name)) is not None]
+        for name in ("ttft", "ttfat", "ttlt")
+    }
 
 
 def most_carrying(carried: Mapping[WorkerCounts, Capacity]) -> WorkerCounts:
@@ -198,43 +266,6 @@ def shown(workers: WorkerCounts) -> str:
     """Return the numbers of workers for people: ``1 prefill, 1 decode``."""
     counts = workers.by_role().items()
     return ", ".join(f"{count} {role}" for role, count in counts if count)
-
-
-def _cluster(
-    setting: Setting, policies: PolicyOptions, workers: WorkerCounts
-) -> AbstractAsyncContextManager[LocalCluster]:
-    """Run a preset's cluster."""
-    options = setting.options(policies, workers)
-    return started(options, setting.log_dir / policies.preset, START)
-
-
-async def _measured(setting: Setting, cluster: LocalCluster, seed: int) -> Capacity:
-    name = cluster.options.served_name
-    places = setting.num_places(cluster.options.workers)
-    numbers = (places, setting.num_warm_up, seed, setting.max_tokens)
-    return await warm_up.warm_up(cluster.url, name, *numbers)
-
-
-def _offer(setting: Setting, pair: Pair) -> dict[str, Plan]:
-    """Plan every regime by what the pair's clusters carry."""
-    for regime in setting.regimes:
-        pair.offers[regime.name] = Offer.of(regime, pair.saturation, setting.bounds)
-    model = Path(setting.model).name
-    numbers = (pair.seed, setting.max_tokens)
-    return {name: offer.plan(model, *numbers) for name, offer in pair.offers.items()}
-
-
-async def _replayed(
-    cluster: LocalCluster, plan: Plan, offer: Offer
-) -> tuple[list[ReplayedRequest], Mapping[str, float]]:
-    """Return the requests, by arrival, and what the workers did meanwhile."""
-    before = await _work(cluster)
-    requests = await replayed(cluster.url, plan, within=offer.seconds + PATIENCE)
-    preemptions, seconds, passes = [
-        now - then for then, now in zip(before, await _work(cluster), strict=True)
-    ]
-    worked = {"preemptions": preemptions / len(requests)}
-    return requests, worked | ({"pass_time": seconds / passes} if passes else {})
 
 
 async def _work(cluster: LocalCluster) -> tuple[float, float, float]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from bench.cluster.offered import looped
 from bench.demo.capacity import Capacity, capacity_of
 from bench.demo.load import completion, mix, unread
+from bench.runner.offered import looped
 from bench.serve.plan import PATHS, Plan, Planned
 from headway.errors import Code, HeadwayError
 

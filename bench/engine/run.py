@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.cluster.processes import install
+from bench.runner.processes import install
 from headway.errors import Code, HeadwayError, invalid, require_between
 from results.output import num_cores
 from services.local.tether import tethered

@@ -105,15 +105,20 @@ def require_all(num_answered: int, num_asked: int) -> None:
         raise HeadwayError(Code.UNAVAILABLE, say)
 
 
+def require_some(asked: Sequence[object]) -> None:
+    """Refuse figures of runs in which none of the others asked (HeadwayError)."""
+    if not asked:
+        say = "none of the others asked in all runs: give more --load, --seconds or --seeds"
+        raise HeadwayError(Code.INVALID_ARGUMENT, say)
+
+
 def flood_row(flood_prompt: int, runs: Sequence[FirstTokens]) -> dict[str, float]:
     """Return the figures of one kind of flood; several runs count together.
 
     HeadwayError where none of the others asked.
     """
     ttfts = sorted(ttft for each in runs for ttft in each.ttfts)
-    if not ttfts:
-        say = "none of the others asked in all runs: give more --load, --seconds or --seeds"
-        raise HeadwayError(Code.INVALID_ARGUMENT, say)
+    require_some(ttfts)
     return {
         "flood_prompt": flood_prompt,
         "num_requests": len(ttfts),

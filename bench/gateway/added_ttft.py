@@ -22,7 +22,7 @@ from pathlib import Path
 import uvloop
 from tokenizers import Tokenizer
 
-from bench.cluster.processes import Process, until_answers
+from bench.runner.processes import Process, until_answers
 from bench.serve.client import Client, Endpoint, RequestFailedError
 from headway.forward_pass import ForwardPass, PassItem
 from headway.request import SamplingParams, StreamKey

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.cluster.processes import install
+from bench.runner.processes import install
 from headway.errors import invalid
 
 _LITELLM_CONFIG = """\

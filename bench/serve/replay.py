@@ -49,13 +49,21 @@ class Tally:
 class Replay:
     """A run. ``most_open`` bounds connections: a request beyond it fails, it never waits.
 
-    ``started_at``: by ``time.perf_counter``.
+    ``started_at``: by ``time.perf_counter``. ``on_end`` is told of each request's end.
     """
 
-    def __init__(self, client: Client, plan: Plan, *, most_open: int) -> None:
+    def __init__(
+        self,
+        client: Client,
+        plan: Plan,
+        *,
+        most_open: int,
+        on_end: Callable[[ReplayedRequest], None] = lambda outcome: None,
+    ) -> None:
         self._client = client
         self._plan = plan
         self._most_open = most_open
+        self._on_end = on_end
         self.started_at = 0.0
         self._running: set[asyncio.Task[None]] = set()
         self.tally = Tally()
@@ -74,21 +82,26 @@ class Replay:
             await self._wait_for_the_rest(stopping)
         finally:
             gc.unfreeze()
+            await self._cut_off()
         return self._now()
 
-    async def run_closed(self, in_flight: int, seconds: float) -> None:
-        """Send the requests in turn, ``in_flight`` at a time; begin none after ``seconds``.
+    async def run_closed(self, in_flight: int, seconds: float, stopping: asyncio.Event) -> None:
+        """Send the requests in turn, ``in_flight`` at a time.
 
-        Arrival instants of the plan have no meaning here. Returns when all that were sent ended.
+        None begins after ``seconds``, or once it is stopping. Arrival instants of the plan have no
+        meaning here. Returns when all that were sent ended.
         """
         self.started_at = time.perf_counter()
-        for planned in self._plan.requests:
-            while len(self._running) >= in_flight:
-                await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-            if self._now() > seconds:
-                break
-            self._start(planned)
-        await asyncio.gather(*self._running)
+        try:
+            for planned in self._plan.requests:
+                while len(self._running) >= in_flight:
+                    await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                if self._now() > seconds or stopping.is_set():
+                    break
+                self._start(planned)
+            await asyncio.gather(*self._running)
+        finally:
+            await self._cut_off()
 
     def _now(self) -> float:
         return time.perf_counter() - self.started_at
@@ -111,6 +124,9 @@ class Replay:
         while self._running and not stopped.done():
             await asyncio.wait({stopped, *self._running}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
+
+    async def _cut_off(self) -> None:
+        """End what still runs: nobody asks on behind a run's end, or its error."""
         for task in list(self._running):
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
@@ -135,17 +151,20 @@ class Replay:
         except asyncio.CancelledError:
             self._fail(outcome, "stopped", "the run was stopped")
         else:
-            outcome.ended_at = self._now()
-            self.tally.num_ended += 1
+            self._end(outcome)
+
+    def _end(self, outcome: ReplayedRequest) -> None:
+        outcome.ended_at = self._now()
+        self.tally.num_ended += 1
+        self._on_end(outcome)
 
     def _count(self, num_tokens: int) -> None:
         self.tally.num_tokens += num_tokens
 
     def _fail(self, outcome: ReplayedRequest, kind: str, detail: str) -> None:
         outcome.error_kind, outcome.error = kind, detail
-        outcome.ended_at = self._now()
-        self.tally.num_ended += 1
         self.tally.errors[kind] += 1
+        self._end(outcome)
 
 
 async def ask(

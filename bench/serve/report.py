@@ -87,7 +87,7 @@ def write_report(
     content = {
         "config": {name: _plain(value) for name, value in config.items()},
         "summary": summary,
-        "requests": [_record(outcome) for outcome in outcomes],
+        "requests": [record(outcome) for outcome in outcomes],
     }
     write_json(path, content, indent=1)
 
@@ -98,8 +98,8 @@ def _plain(value: Any) -> Any:
     return str(value) if odd else value
 
 
-def _record(outcome: ReplayedRequest) -> dict[str, Any]:
-    """Return a record; instants in seconds after the start of the run."""
+def record(outcome: ReplayedRequest) -> dict[str, Any]:
+    """Return a request for JSON; instants in seconds after the start of the run."""
     planned, times = outcome.planned, outcome.times
     record: dict[str, Any] = {
         "index": planned.index,

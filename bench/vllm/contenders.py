@@ -8,17 +8,16 @@ import runpy
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.cluster.processes import Process
-from bench.cluster.started import bench_options
-from bench.vllm.server import BLOCK_SIZE, EngineLimits, Server, VllmTarget, answers, serving
+from bench.runner.processes import Process
+from bench.runner.started import LiveTarget, bench_options, cluster_target
+from bench.vllm.server import BLOCK_SIZE, START, EngineLimits, Server, answers, serving
 from headway.errors import Code, HeadwayError, invalid
-from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
 from services.local.store import free_port
 from services.runtime.rooms import ROOMS, module_command
@@ -30,7 +29,7 @@ _FIRST_SCRAPES = 2.5  # seconds until a picker knows its endpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class VllmSetting:
     """The settings of all contenders: model, limits, the clusters' preset, the plug-in's policy."""
 
     model: str
@@ -64,52 +63,45 @@ class Comparison:
         )
 
 
-@asynccontextmanager
-async def _plain(setting: Comparison, folder: Path, *flags: str) -> AsyncIterator[VllmTarget]:
+Serving = AbstractAsyncContextManager[LiveTarget]
+
+
+def _plain(setting: VllmSetting, folder: Path, *flags: str) -> Serving:
     """vLLM alone, in one of its own orders."""
-    async with serving(setting.server(*flags), folder, "vllm") as target:
-        yield target
+    return serving(setting.server(*flags), folder, "vllm")
 
 
-@asynccontextmanager
-async def _plug_in(setting: Comparison, folder: Path) -> AsyncIterator[VllmTarget]:
+def _plug_in(setting: VllmSetting, folder: Path) -> Serving:
     """vLLM alone, in a policy's order."""
     named = {"batching": setting.batching} if setting.batching else {}
     environment = {"HEADWAY_VLLM": json.dumps(named)}
-    server = setting.server(*_PLUG_IN, environment=environment)
-    async with serving(server, folder, "vllm") as target:
-        yield target
+    return serving(setting.server(*_PLUG_IN, environment=environment), folder, "vllm")
 
 
-@asynccontextmanager
-async def _cluster(
-    setting: Comparison, folder: Path, engine: str, engine_args: Mapping[str, object]
-) -> AsyncIterator[VllmTarget]:
+def _cluster(
+    setting: VllmSetting, folder: Path, engine: str, engine_args: Mapping[str, object]
+) -> Serving:
     options = setting.cluster(engine, engine_args)
-    async with LocalCluster(options, folder / "cluster") as cluster:
-        pids = (each.pid for each in cluster.supervisor.processes)
-        yield VllmTarget(cluster.url, tuple(pid for pid in pids if pid is not None))
+    return cluster_target(options, folder / "cluster", START)
 
 
-@asynccontextmanager
-async def _inside(setting: Comparison, folder: Path, engine: str) -> AsyncIterator[VllmTarget]:
+def _inside(setting: VllmSetting, folder: Path, engine: str) -> Serving:
     """A cluster whose one worker has vLLM in its process."""
-    async with _cluster(setting, folder, engine, {"block_size": BLOCK_SIZE}) as target:
-        yield target
+    return _cluster(setting, folder, engine, {"block_size": BLOCK_SIZE})
 
 
 @asynccontextmanager
-async def _behind(setting: Comparison, folder: Path) -> AsyncIterator[VllmTarget]:
+async def _behind(setting: VllmSetting, folder: Path) -> AsyncIterator[LiveTarget]:
     """A cluster whose one worker is a plain vLLM."""
     async with (
         serving(setting.server(*_PRIORITY), folder, "vllm") as vllm,
         _cluster(setting, folder, "openai", {"url": vllm.url}) as cluster,
     ):
-        yield VllmTarget(cluster.url, vllm.processes + cluster.processes)
+        yield replace(cluster, processes=vllm.processes)
 
 
 @asynccontextmanager
-async def _picked(setting: Comparison, folder: Path) -> AsyncIterator[VllmTarget]:
+async def _picked(setting: VllmSetting, folder: Path) -> AsyncIterator[LiveTarget]:
     """Envoy, which asks the picker, before a plain vLLM."""
     envoy_config = runpy.run_path(str(_ENVOY_CONFIG))["envoy_config"]
     ports = dict(
@@ -126,7 +118,8 @@ async def _picked(setting: Comparison, folder: Path) -> AsyncIterator[VllmTarget
             await answers(proxy, f"{url}/v1/models")
             await asyncio.sleep(_FIRST_SCRAPES)
             chooser.check()
-            yield VllmTarget(url, (*vllm.processes, chooser.pid, proxy.pid))
+            others = {"picker": chooser.pid, "envoy": proxy.pid}
+            yield LiveTarget(url, processes={**vllm.processes, **others})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +127,7 @@ class VllmContender:
     """A way to serve; ``tells_priority``: its clients send 0 with a chat and 1 with reasoning."""
 
     said: str
-    serve: Callable[[Comparison, Path], AbstractAsyncContextManager[VllmTarget]]
+    serve: Callable[[VllmSetting, Path], Serving]
     tells_priority: bool = False
 
 

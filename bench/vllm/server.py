@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 
-from bench.cluster.processes import Process, until_answers
+from bench.runner.processes import Process, until_answers
+from bench.runner.started import LiveTarget
 from services.local.store import free_port
 
 START = 400.0  # seconds in which a server must answer
@@ -30,13 +30,6 @@ class EngineLimits:
     kv_cache_gib: float = 0.25
     num_threads: int = 1
     dtype: str = "float32"
-
-
-class VllmTarget(NamedTuple):
-    """A contender that serves: its URL, and the ids of its processes."""
-
-    url: str
-    processes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +69,14 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(server: Server, folder: Path, name: str) -> AsyncIterator[VllmTarget]:
+async def serving(server: Server, folder: Path, name: str) -> AsyncIterator[LiveTarget]:
     """Run it, and yield it once it answers; UNAVAILABLE where it does not in time."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     process = Process(name, server.command(port), folder, server.variables())
     try:
         await answers(process, f"{url}/v1/models")
-        yield VllmTarget(url, (process.pid,))
+        yield LiveTarget(url, processes={name: process.pid})
     finally:
         await asyncio.to_thread(process.stop, 20.0)
 

@@ -16,13 +16,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from rich import box
-
-from bench.vllm.figures import cells_of
+from bench.runner.table import print_columns
+from bench.runner.verdict import Figure, compared, spread
 from bench.vllm.mix import MixArrival, VllmMix, spaced
 from headway.cost.pass_time import PassTime
-from headway.metrics import percentile
-from results.output import make_console, make_table, write_json
+from results.output import make_console, write_json
 
 ORDERS: Mapping[str, str] = MappingProxyType(
     {
@@ -31,20 +29,17 @@ ORDERS: Mapping[str, str] = MappingProxyType(
         "plug-in": "--scheduler-cls headway_vllm.HeadwayAsyncScheduler, without hints",
     }
 )
-ROWS: Mapping[str, str] = MappingProxyType(
-    {
-        "chat_ttft_p50": "chats: TTFT P50, s",
-        "chat_ttft_p99": "chats: TTFT P99, s",
-        "chat_in_time": "chats: first token within 1 s",
-        "chat_e2e_p99": "chats: E2E P99, s",
-        "long_ttfat_p99": "reasoning: TTFAT P99, s",
-        "long_e2e_p50": "reasoning: E2E P50, s",
-        "long_e2e_p99": "reasoning: E2E P99, s",
-        "tokens_per_s": "output tokens/s",
-        "num_preemptions": "preemptions",
-    }
+FIGURES = (
+    Figure("chat_ttft_p50", "chats: TTFT P50, s", 0.1),
+    Figure("chat_ttft_p99", "chats: TTFT P99, s", 0.1),
+    Figure("chat_in_time", "chats: first token within 1 s", 0.01, more_is_better=True),
+    Figure("chat_e2e_p99", "chats: E2E P99, s", 0.1),
+    Figure("long_ttfat_p99", "reasoning: TTFAT P99, s", 0.1),
+    Figure("long_e2e_p50", "reasoning: E2E P50, s", 0.1),
+    Figure("long_e2e_p99", "reasoning: E2E P99, s", 0.1),
+    Figure("tokens_per_s", "output tokens/s", 0.0, more_is_better=True),
+    Figure("num_preemptions", "preemptions", 1.0),
 )
-"""Titles by figure, in the order of the table."""
 _IN_TIME = 1.0  # seconds to a chat's first token
 _NUM_FULL = 400  # requests that measure what the engine carries
 
@@ -104,20 +99,12 @@ def figures_of(load: Sequence[MixArrival], run: Any) -> dict[str, float]:
         "num_preemptions": float(sum(each.num_preemptions for _, each in pairs)),
     }
     if chats:
-        ttfts = sorted(each.ttft for each in chats)
-        figures |= {
-            "chat_ttft_p50": percentile(ttfts, 0.5),
-            "chat_ttft_p99": percentile(ttfts, 0.99),
-            "chat_in_time": statistics.fmean(ttft <= _IN_TIME for ttft in ttfts),
-            "chat_e2e_p99": percentile(sorted(each.e2e for each in chats), 0.99),
-        }
+        figures |= spread("chat_ttft", (each.ttft for each in chats))
+        figures |= spread("chat_e2e", (each.e2e for each in chats))
+        figures["chat_in_time"] = statistics.fmean(each.ttft <= _IN_TIME for each in chats)
     if longs:
-        times = sorted(each.e2e for each in longs)
-        figures |= {
-            "long_ttfat_p99": percentile(sorted(each.ttfat for each in longs), 0.99),
-            "long_e2e_p50": percentile(times, 0.5),
-            "long_e2e_p99": percentile(times, 0.99),
-        }
+        figures |= spread("long_ttfat", (each.ttfat for each in longs))
+        figures |= spread("long_e2e", (each.e2e for each in longs))
     return figures
 
 
@@ -149,6 +136,7 @@ def compare(
                 )
                 write_json(json, packed)
         title = f"{share:.0%} reasoning, {load:g} x capacity: {rate:.2f} requests/s"
-        style: dict[str, Any] = {"title": title, "title_justify": "left", "box": box.HEAVY_HEAD}
-        console.print(make_table(("", *orders), cells_of(runs, ROWS), **style))
+        first, *others = orders
+        changes = {name: compared(runs[first], runs[name], FIGURES) for name in others}
+        print_columns(console, title, runs, FIGURES, changes, statistics.median)
     return 0

@@ -7,18 +7,13 @@ import asyncio
 import os
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from bench.agents.make import BLOCK, AgentLoad, make_sessions, scaled
-from bench.agents.run import AgentsSetting, compare
-from bench.agents.systems import (
-    HASHED,
-    ClusterSystem,
-    EndpointSystem,
-    HashedSystem,
-    System,
-    WorkersSetting,
-)
+from bench.agents.run import AgentsComparison, AgentsSetting, Serve
+from bench.agents.systems import HASHED, WorkersSetting, endpoint, hashed, in_one_cluster
+from bench.runner.comparison import compare
 from cli.options import (
     add_json,
     add_model,
@@ -32,7 +27,6 @@ from headway.errors import invalid, require_between
 from headway.presets import find_preset
 from headway.workload.session import first_of, started
 from headway.workload.sessions import BLOCK_TOKENS, Session, load_sessions
-from results.output import refuse_unwritable
 from services.local.options import PolicyOptions
 
 
@@ -114,8 +108,6 @@ def _add_requests(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run and print; 1 where a turn failed, 130 where it was stopped."""
     _refuse_wrong_numbers(args)
-    if args.json is not None:
-        refuse_unwritable(args.json)
     setting = AgentsSetting(
         sessions=_sessions(args),
         block=BLOCK if args.file is None else max(1, round(BLOCK_TOKENS * args.scale)),
@@ -132,7 +124,8 @@ def run(args: argparse.Namespace) -> int:
         num_warm_up=args.warmup,
         kill_at=args.kill_leader,
     )
-    return asyncio.run(compare(setting, _systems(args), parse_seeds(args.seeds), args.json))
+    comparison = AgentsComparison(setting, _systems(args))
+    return asyncio.run(compare(comparison, parse_seeds(args.seeds), args.json)).status
 
 
 def _refuse_wrong_numbers(args: argparse.Namespace) -> None:
@@ -184,9 +177,10 @@ def _read(args: argparse.Namespace) -> Sequence[Session]:
     return sessions if args.sessions is None else first_of(sessions, args.sessions)
 
 
-def _systems(args: argparse.Namespace) -> list[System]:
+def _systems(args: argparse.Namespace) -> dict[str, Serve]:
+    """Return what starts each system, by its name."""
     if args.compare is None:
-        return [EndpointSystem(args.url)]
+        return {args.url: partial(endpoint, args.url)}
     names = [name for name in args.compare.split(",") if name]
     presets = [name for name in names if name != HASHED]
     for name in presets:
@@ -203,9 +197,10 @@ def _systems(args: argparse.Namespace) -> list[System]:
     )
     # one worker has nothing to choose: the proxy's have the first preset
     behind = PolicyOptions((presets or ["sbs"])[0], *chosen(args))
-    return [
-        HashedSystem(setting, behind, args.log_dir)
-        if name == HASHED
-        else ClusterSystem(name, setting, PolicyOptions(name, *chosen(args)), args.log_dir)
+    policies = {name: PolicyOptions(name, *chosen(args)) for name in presets}
+    return {
+        name: partial(in_one_cluster, setting, policies[name], args.log_dir / name)
+        if name in policies
+        else partial(hashed, setting, behind, args.log_dir / name)
         for name in names
-    ]
+    }

@@ -6,8 +6,9 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from bench.cluster.burst_plan import CONTENDERS
-from bench.cluster.burst_run import compare
+from bench.burst.plan import CONTENDERS
+from bench.burst.run import BurstComparison
+from bench.runner.comparison import compare
 from cli.options import add_json, add_model, require_ranges
 from headway.cost.profile import load_profile
 from headway.errors import invalid, require_over
@@ -76,4 +77,8 @@ def run(args: argparse.Namespace) -> int:
     require_ranges(args, before=(0, 3600), after=(0, 3600), kv_tokens=(2048, 1 << 40))
     require_ranges(args, prompt_tokens=(0, 1_000_000), output_tokens=(0, 1_000_000))
     require_ranges(args, utilisation=(0.05, 1), max_prefill=(1, 64), max_decode=(1, 64))
-    return asyncio.run(compare(args, names, load_profile(args.profile)))
+    comparison = BurstComparison(args, names, load_profile(args.profile))
+    runs = asyncio.run(compare(comparison, [args.seed], args.json))
+    if args.plots is not None:
+        comparison.plot(args.plots, {name: of[args.seed] for name, of in runs.in_pairs("").items()})
+    return runs.status

@@ -13,7 +13,7 @@ from bench.clients.inside import FAILED
 from bench.clients.page import RESULTS, drawn, merged, read_results, rewrite
 from bench.clients.roster import CLIENTS, PeerClient
 from bench.clients.run import CaseResult, ClientTarget, packed, python_of, run_client
-from bench.cluster.started import bench_options, started
+from bench.runner.started import bench_options, started
 from headway.errors import HeadwayError, invalid
 from results.output import write_json
 from services.local.options import PolicyOptions, WorkerCounts

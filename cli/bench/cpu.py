@@ -1,19 +1,27 @@
-"""``headway bench cpu``: what the path of a token costs under each preset, in CPU time."""
+"""``headway bench cpu``: what the path of a token costs under each preset, in CPU time.
+
+A live comparison in one file: flags, what is started, what is offered, what is measured.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 import re
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, median
+from typing import Any
 
-from rich.console import Console
-
-from bench.demo.compare import order_of
-from bench.demo.cpu import CpuRun, CpuSetting, run_once
+from bench.demo.load import mix
+from bench.runner.comparison import LiveComparison, Measurement, compare
+from bench.runner.offered import looped, replayed
+from bench.runner.started import LiveTarget, bench_options, cluster_target
+from bench.runner.verdict import Figure
+from bench.serve.plan import Plan, timed
 from cli.options import (
     add_json,
     add_model,
@@ -24,8 +32,11 @@ from cli.options import (
     require_ranges,
 )
 from headway.errors import require_between
-from results.output import make_table, write_json
 from services.local.options import PolicyOptions, WorkerCounts
+
+_PATIENCE = 300.0
+_WARM_UP = 20.0  # seconds in which its requests begin
+_NOTICE = 1.0  # µs
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -53,70 +64,77 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="seconds that a pass takes at least, so that batches are alike (0.02)",
     )
     add("--log-dir", type=Path, default=Path("run/cpu"), help="the services' logs (run/cpu)")
-    add_json(parser, "write every run's seconds by process")
+    add_json(parser, "write every run's figures")
     add_policy_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print."""
-    presets = parse_presets(args.presets)
+    """Measure and print; 1 where a request failed."""
+    policies = [PolicyOptions(name, *chosen(args)) for name in parse_presets(args.presets)]
     require_ranges(args, num_requests=(4, 100_000), max_running=(1, 256), rate=(0.01, 10_000))
     require_ranges(args, prefill=(0, 64), decode=(0, 64), unified=(0, 64))
     require_between("--least-pass-time", args.least_pass_time, 0, 10)
-    setting = CpuSetting(
-        args.model,
-        WorkerCounts(args.prefill, args.decode, unified=args.unified),
-        args.max_running,
-        args.rate,
-        args.num_requests,
-        args.least_pass_time,
-        args.log_dir,
-    )
-    policies = [PolicyOptions(name, *chosen(args)) for name in presets]
-    runs = asyncio.run(_measure(setting, policies, parse_seeds(args.seeds)))
-    _print(presets, runs)
-    write_json(args.json, [asdict(each) for each in runs])
-    return 0
+    comparison = CpuComparison(args, policies)
+    return asyncio.run(compare(comparison, parse_seeds(args.seeds), args.json)).status
 
 
-async def _measure(
-    setting: CpuSetting, policies: Sequence[PolicyOptions], seeds: Sequence[int]
-) -> list[CpuRun]:
-    runs: list[CpuRun] = []
-    for place, seed in enumerate(seeds):
-        for each in order_of(policies, place):
-            runs.append(await run_once(setting, each, seed))
-            newest = runs[-1]
-            print(f"seed {seed}, {each.preset}: {newest.ms_per_token:.3f} ms a token", flush=True)
-    return runs
+class CpuComparison(LiveComparison):
+    """CPU time a token of all processes, by kind, under each preset.
+
+    ``--least-pass-time`` gives engines one speed: batches are then as large under every preset,
+    whatever else the machine does.
+    """
+
+    def __init__(self, args: argparse.Namespace, policies: Sequence[PolicyOptions]) -> None:
+        super().__init__()
+        self._args = args
+        self._policies = {each.preset: each for each in policies}
+        self._workers = WorkerCounts(args.prefill, args.decode, unified=args.unified)
+        self.systems = list(self._policies)
+        kinds = [role for role, count in self._workers.by_role().items() if count]
+        self.figures = [
+            Figure(kind, f"{kind}: µs of CPU a token", _NOTICE)
+            for kind in ("gateway", "scheduler", "autoscaler", "predictor", *kinds, "all")
+        ]
+
+    def serve(self, system: str) -> AbstractAsyncContextManager[LiveTarget]:
+        """Start the cluster of one preset."""
+        args = self._args
+        pace = ("--least-pass-time", str(args.least_pass_time))
+        flags = ("--max-running", str(args.max_running), *pace)
+        options = bench_options(args.model, self._policies[system], self._workers, *flags)
+        return cluster_target(options, args.log_dir / system)
+
+    def plan(self, seed: int) -> Plan:
+        """Plan the requests of a seed: the demo's mix, at the same instants for every preset."""
+        args, rng = self._args, random.Random(f"cpu {seed}")
+        plan = mix(Path(args.model).name, args.num_requests, rng)
+        seconds = args.num_requests / args.rate
+        return timed(plan, sorted(rng.random() * seconds for _ in plan.requests))
+
+    async def prepare(self, system: str, target: LiveTarget, seed: int) -> None:
+        """Ask for a while, with twice as many in flight as there are places."""
+        places = self._args.max_running * (self._workers.decode + self._workers.unified)
+        plan = self.plan(-seed)
+        warm_up = replace(plan, requests=plan.requests[: 8 * places])
+        await looped(target.url, warm_up, 2 * places, _WARM_UP, _PATIENCE)
+
+    async def measure(self, system: str, target: LiveTarget, regime: str, seed: int) -> Measurement:
+        """Serve a seed's requests, and add up the CPU seconds by kind of process."""
+        plan, before = self.plan(seed), target.cpu_seconds()
+        requests = await replayed(target.url, plan, within=len(plan.requests) + _PATIENCE)
+        after = target.cpu_seconds()
+        taken = {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
+        num_tokens = sum(each.times.num_output_tokens for each in requests if each.times)
+        figures = us_per_token(taken, num_tokens)
+        return Measurement(figures, requests, {"cpu_seconds": taken, "num_tokens": num_tokens})
 
 
-def _print(presets: Sequence[str], runs: Sequence[CpuRun]) -> None:
-    """Print CPU time a token by kind of process, and the change of the whole pair by pair."""
-    by_preset = {name: [each for each in runs if each.preset == name] for name in presets}
-    kinds = sorted({_kind(name) for each in runs for name in each.seconds})
-    rows = [
-        (kind, *(f"{fmean([_us(each, kind) for each in by_preset[name]]):.0f}" for name in presets))
-        for kind in kinds
-    ]
-    total = [1e3 * fmean(each.ms_per_token for each in by_preset[name]) for name in presets]
-    rows.append(("all", *(f"{value:.0f}" for value in total)))
-    console = Console()
-    console.print(make_table(("µs of CPU a token", *presets), rows))
-    firsts = {each.seed: each.ms_per_token for each in by_preset[presets[0]]}
-    for name in presets[1:]:
-        changes = [each.ms_per_token / firsts[each.seed] - 1 for each in by_preset[name]]
-        console.print(
-            f"{name} against {presets[0]}: median {median(changes):+.1%} "
-            f"({min(changes):+.1%} to {max(changes):+.1%}) in {len(changes)} pairs"
-        )
-
-
-def _kind(process: str) -> str:
-    return re.sub(r"-?\d+$", "", process)
-
-
-def _us(run: CpuRun, kind: str) -> float:
-    seconds = sum(value for name, value in run.seconds.items() if _kind(name) == kind)
-    return 1e6 * seconds / run.num_tokens
+def us_per_token(seconds: Mapping[str, float], num_tokens: int) -> dict[str, float]:
+    """Return microseconds a token of every kind of process, and of ``all``."""
+    figures: dict[str, Any] = defaultdict(float)
+    for process, taken in seconds.items():
+        for kind in (re.sub(r"-?\d+$", "", process), "all"):
+            figures[kind] += 1e6 * taken / max(1, num_tokens)
+    return figures

@@ -12,9 +12,10 @@ from rich.console import Console
 
 from bench.floods import live, simulated
 from bench.floods.offered import SIDES, Flood
+from bench.runner.comparison import compare
 from cli.options import add_json, add_model, parse_seeds, require_ranges
 from headway.errors import invalid
-from results.output import make_table, refuse_unwritable, write_json
+from results.output import make_table, write_json
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -46,26 +47,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate or ask, and print; HeadwayError for a number out of range."""
     require_ranges(args, load=(0.01, 0.95), flood=(1.0, 100.0), seconds=(1.0, 3600.0))
-    if args.json is not None:
-        refuse_unwritable(args.json)
     flood = Flood(args.by, args.load, args.flood, args.seconds)
-    console, seeds = Console(), parse_seeds(args.seeds)
+    seeds = parse_seeds(args.seeds)
     if args.live:
         if args.profile:
             raise invalid(
                 "--profile", args.profile, "left out with --live: no instance is simulated"
             )
-        asked = live.LiveFlood(args.model, flood, args.preset, seeds=seeds)
         with tempfile.TemporaryDirectory(prefix="headway-flood-") as folder:
-            rows = asyncio.run(asked.rows(Path(folder), console.print))
-    else:
-        cluster = simulated.FloodedCluster(args.preset)
-        if args.profile:
-            cluster = replace(cluster, profile=args.profile)
-        rows = simulated.rows_of(cluster, flood, seeds=seeds)
+            comparison = live.LiveFlood(args.model, flood, Path(folder), args.preset)
+            return asyncio.run(compare(comparison, seeds, args.json)).status
+    cluster = simulated.FloodedCluster(args.preset)
+    if args.profile:
+        cluster = replace(cluster, profile=args.profile)
+    rows = simulated.rows_of(cluster, flood, seeds=seeds)
     others = ("requests", "P50 TTFT s", "ratio", "P99 TTFT s", "ratio")
     titles = ("flood of prompts", *others, "flooder tokens/s")
-    console.print(make_table(titles, map(_cells, rows)))
+    Console().print(make_table(titles, map(_cells, rows)))
     write_json(args.json, rows)
     return 0
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 
 import uvloop
+from rich.console import Console
 
-from bench.gateway.run import compare
+from bench.gateway.peers import find_peers
+from bench.gateway.run import GatewayComparison
+from bench.runner.comparison import compare
 from cli.options import add_json, add_model
 from headway.errors import invalid
 
@@ -37,4 +41,20 @@ def run(args: argparse.Namespace) -> int:
     for name, limit in most.items():
         if not 0 < getattr(args, name) <= limit:
             raise invalid(f"--{name}", getattr(args, name), f"over 0 and at most {limit}")
-    return uvloop.run(compare(args))
+    return uvloop.run(_compare(args))
+
+
+async def _compare(args: argparse.Namespace) -> int:
+    console, folder = Console(), args.peers_dir.expanduser()
+    peers, missing = find_peers(args.peers, folder, installs=args.install_peers, say=console.print)
+    with tempfile.TemporaryDirectory(prefix="headway-bench-") as logs:
+        comparison = GatewayComparison(args, peers, Path(logs))
+        comparison.left_out.update(missing)
+        await compare(comparison, range(1, args.rounds + 1), args.json)
+    for line in (
+        "none: the mock backend itself; changes from it are what a gateway adds. µs: CPU of the "
+        "gateway's processes.",
+        "headway tokenises, schedules and makes text of tokens; the others pass on bytes.",
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return 0

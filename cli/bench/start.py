@@ -1,20 +1,30 @@
-"""``headway bench start``: from the command to the first answer."""
+"""``headway bench start``: how long a server takes from its command to its first answer."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
-from rich.console import Console
+import httpx
 
-from bench.start import Starting, time_start
+from bench.runner.comparison import LiveComparison, Measurement, compare
+from bench.runner.processes import Process, until_answers
+from bench.runner.started import LiveTarget
+from bench.runner.verdict import Figure
 from bench.vllm.server import EngineLimits, Server
 from cli.options import add_json, add_model, require_ranges
-from results.output import make_table, write_json
 from services.local.store import free_port
 from services.runtime.rooms import child_environment, module_command
+
+_POLL = 0.05  # seconds
+_ONE_ANSWER = 120.0  # seconds
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -34,31 +44,87 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start each as often as asked; print a row for each start."""
+    """Start each as often as asked, and print."""
     require_ranges(args, times=(1, 100), within=(1.0, 3600.0))
     args.log_dir.mkdir(parents=True, exist_ok=True)
-    makers = [_headway, *([_vllm] if find_spec("vllm") else [])]
-    starts = [
-        time_start(make(args.model, args.log_dir), args.log_dir, args.within)
-        for _ in range(args.times)
-        for make in makers
-    ]
-    rows = [(each.name, f"{each.wall:.1f}", f"{each.cpu:.1f}") for each in starts]
-    Console().print(make_table(("server", "wall s", "CPU s"), rows))
-    write_json(args.json, [asdict(each) for each in starts])
-    return 0
+    makers = {"headway up": _headway, **({"vllm serve": _vllm} if find_spec("vllm") else {})}
+    starts = Starts(makers, args.model, args.log_dir, args.within)
+    return asyncio.run(compare(starts, range(1, args.times + 1), args.json)).status
+
+
+class Starting(NamedTuple):
+    """A server to start: its command, and where it will answer."""
+
+    command: Sequence[str]
+    url: str
+    environment: Mapping[str, str]
+
+
+class Starts(LiveComparison):
+    """Servers that are started and stopped; seeds are times.
+
+    Linux alone: processes are found below the command's in ``/proc``.
+    """
+
+    figures = (Figure("wall", "s to the first answer", 0.1), Figure("cpu", "s of CPU", 0.1))
+
+    def __init__(
+        self,
+        makers: Mapping[str, Callable[[str, Path], Starting]],
+        model: str,
+        folder: Path,
+        within: float,
+    ) -> None:
+        super().__init__()
+        self._makers = makers
+        self._model = model
+        self._folder = folder
+        self._within = within
+        self._begun_at = 0.0
+        self.systems = list(makers)
+
+    @asynccontextmanager
+    async def serve(self, system: str) -> AsyncIterator[LiveTarget]:
+        """Start a server, and ask it for one token until it answers."""
+        starting = self._makers[system](self._model, self._folder)
+        self._begun_at = time.monotonic()
+        process = Process(system, starting.command, self._folder, starting.environment)
+        try:
+            await self._first_answer(process, starting.url)
+            yield LiveTarget(starting.url, processes={system: process.pid})
+        finally:
+            process.stop(40.0)
+
+    async def _first_answer(self, process: Process, url: str) -> None:
+        asked = {"role": "user", "content": "Add 1, 2."}
+        body = {"model": Path(self._model).name, "messages": [asked], "max_tokens": 1}
+        async with httpx.AsyncClient(timeout=_ONE_ANSWER) as client:
+
+            async def ask() -> str:
+                try:
+                    said = await client.post(f"{url}/v1/chat/completions", json=body)
+                except httpx.TransportError as error:
+                    return str(error)
+                is_there = said.status_code == 200 and json.loads(said.text)["choices"]
+                return "" if is_there else f"HTTP {said.status_code}"  # it loads
+
+            await until_answers(process, ask, within=self._within, poll=_POLL)
+
+    async def measure(self, system: str, target: LiveTarget, regime: str, seed: int) -> Measurement:
+        """Return the seconds of the start that has just ended."""
+        wall, cpu = time.monotonic() - self._begun_at, sum(target.cpu_seconds().values())
+        self.console.print(f"{system}, start {seed}: {wall:.1f} s, {cpu:.1f} s of CPU")
+        return Measurement({"wall": wall, "cpu": cpu})
 
 
 def _headway(model: str, folder: Path) -> Starting:
     port = free_port(2)
     flags = ("--model", model, "--port", str(port), "--log-dir", str(folder / "up"))
-    command = module_command("cli", "up", *flags)
     url = f"http://127.0.0.1:{port}"
-    return Starting("headway up", command, url, Path(model).name, child_environment())
+    return Starting(module_command("cli", "up", *flags), url, child_environment())
 
 
 def _vllm(model: str, folder: Path) -> Starting:
     port = free_port()
     server = Server(model, EngineLimits(max_running=64))
-    url = f"http://127.0.0.1:{port}"
-    return Starting("vllm serve", server.command(port), url, Path(model).name, server.variables())
+    return Starting(server.command(port), f"http://127.0.0.1:{port}", server.variables())

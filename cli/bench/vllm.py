@@ -8,8 +8,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from bench.demo.load import LEAST_REQUESTS, LoadBounds
-from bench.vllm.compare import LOADS, ComparedLoad, compare
-from bench.vllm.contenders import CONTENDERS, Comparison, refuse_unready
+from bench.runner.comparison import compare
+from bench.vllm.compare import LOADS, ComparedLoad, VllmComparison
+from bench.vllm.contenders import CONTENDERS, VllmSetting, refuse_unready
 from bench.vllm.mix import read_mix
 from bench.vllm.server import EngineLimits
 from bench.vllm.virtual import ORDERS, CardShape, VirtualBench
@@ -132,7 +133,8 @@ def run(args: argparse.Namespace) -> int:
     require_ranges(args, max_tokens=(0, 100_000), max_running=(1, 256), threads=(1, 256))
     refuse_unready(names, args.envoy)
     limits = EngineLimits(args.max_running, num_threads=args.threads)
-    setting = Comparison(args.model, limits, args.preset, args.batching, args.log_dir, args.envoy)
+    setting = VllmSetting(args.model, limits, args.preset, args.batching, args.log_dir, args.envoy)
     bounds = LoadBounds(args.seconds, args.num_requests)
-    load = ComparedLoad(regimes, bounds, seeds, args.warm_up, args.max_tokens)
-    return asyncio.run(compare(setting, names, load, args.json))
+    load = ComparedLoad(regimes, bounds, args.warm_up, args.max_tokens)
+    comparison = VllmComparison(setting, names, load)
+    return asyncio.run(compare(comparison, seeds, args.json)).status

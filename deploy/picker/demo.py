@@ -27,7 +27,7 @@ from typing import Any
 import aiohttp
 from envoy_config import envoy_config
 
-from bench.cluster.processes import Process, cpu_seconds
+from bench.runner.processes import Process, cpu_seconds
 from bench.vllm.server import BLOCK_SIZE, EngineLimits, Server
 from models.tasks import draw
 from services.endpoints.vllm_metrics import value_of

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.cluster.offered import counted
+from bench.runner.offered import counted
 from bench.serve.client import Client, Endpoint
 from bench.serve.plan import Options, make_plan
 from bench.serve.replay import Replay, ReplayedRequest

@@ -95,7 +95,8 @@ def refuse_wrong_counts(options: ClusterOptions) -> None:
         if not 0 <= number <= 64:
             raise invalid(f"--{role}", number, "from 0 to 64")
     counts = options.workers
-    if not counts.unified and not (counts.prefill and counts.decode):
+    can_decode = counts.decode or counts.convertible
+    if not counts.unified and not (counts.prefill and can_decode):
         raise HeadwayError(
             Code.INVALID_ARGUMENT,
             f"--prefill {counts.prefill} --decode {counts.decode} --unified 0 cannot answer "

@@ -236,5 +236,5 @@ def test_turns_around_a_kill_are_those_of_sessions_that_lived_through_it() -> No
     assert {place: each.num_turns for place, each in cached_by_turn(turns).items()} == {
         **{1: 3, 2: 1, 3: 1, 4: 1}
     }
-    written = packed(AgentRun(turns), {}, 5.0)
+    written = packed(AgentRun(turns), 5.0)
     assert json.loads(json.dumps(written))["around_kill"]["1st after"]["cached"] == 0.1

@@ -6,13 +6,15 @@ import asyncio
 import json
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from bench.agents.loop import AgentLoop, AgentRequests, AgentRun
 from bench.agents.proxy import HashingProxy, key_of, place_of
-from bench.agents.run import AgentsSetting, compare
-from bench.agents.systems import EndpointSystem
+from bench.agents.run import AgentsComparison, AgentsSetting
+from bench.agents.systems import endpoint as at_url
 from bench.agents.texts import Measure
+from bench.runner.comparison import compare
 from bench.serve.client import Client, Endpoint, RequestFailedError
 from headway.workload.sessions import Session, SessionTurn
 from services.local.store import free_port
@@ -89,8 +91,9 @@ async def test_a_run_measures_the_endpoint_and_writes_every_turn(tmp_path: Path)
     file = tmp_path / "agents.json"
     setting = AgentsSetting(lambda seed: [session(0, 100, 200)], 16, num_warm_up=1)
     async with CountingEndpoint().serving() as endpoint:
-        assert await compare(setting, [EndpointSystem(endpoint.url)], (1, 2), file) == 0
-    runs = json.loads(file.read_text(encoding="utf-8"))["systems"][endpoint.url]
+        what = AgentsComparison(setting, {"it": partial(at_url, endpoint.url)})
+        assert (await compare(what, (1, 2), file)).status == 0
+    runs = json.loads(file.read_text(encoding="utf-8"))["runs"]
     assert [len(each["turns"]) for each in runs] == [2, 2]
     prompts = [each["num_prompt_tokens"] for each in runs[0]["turns"]]
     assert all(abs(found - wanted) <= 4 for found, wanted in zip(prompts, (100, 200), strict=True))

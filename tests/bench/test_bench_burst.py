@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
-from bench.cluster.burst_plan import (
+from bench.burst.plan import (
     CONTENDERS,
     BurstLoad,
     filling,
     saturating_batch,
     scaling_params,
 )
-from bench.cluster.burst_report import BurstRun, print_runs, write_runs
+from bench.burst.run import BurstComparison, Workers, figures, figures_of, ttft_by_second
 from bench.serve.plan import Planned
 from bench.serve.replay import ReplayedRequest
 from cli.bench import burst
@@ -43,19 +42,17 @@ def outcome(arrival_at: float, ttft: float, *, error: str = "") -> ReplayedReque
     )
 
 
-def a_run(*outcomes: ReplayedRequest) -> BurstRun:
-    workers = [
-        (0.0, {"prefill": 1, "decode": 1}),
-        (10.5, {"prefill": 1, "decode": 1, "starting": 1}),
-        (14.0, {"prefill": 1, "decode": 2}),
-        (40.0, {"prefill": 1, "decode": 1, "draining": 1}),
-        (41.0, {"prefill": 1, "decode": 1}),
-    ]
-    return BurstRun(outcomes, workers, 0, [(1.0, "because")])
+WORKERS: Workers = [
+    (0.0, {"prefill": 1, "decode": 1}),
+    (10.5, {"prefill": 1, "decode": 1, "starting": 1}),
+    (14.0, {"prefill": 1, "decode": 2}),
+    (40.0, {"prefill": 1, "decode": 1, "draining": 1}),
+    (41.0, {"prefill": 1, "decode": 1}),
+]
 
 
 def test_arrivals_are_few_then_many_then_few() -> None:
-    instants = BurstLoad(2.0, 20.0, 50.0, 50.0, 50.0, 64, 20).instants()
+    instants = BurstLoad(2.0, 20.0, 50.0, 50.0, 50.0, 64, 20).instants(0)
     assert instants == sorted(instants)
     before, burst_, after = (
         sum(begin <= at < begin + 50 for at in instants) for begin in (0, 50, 100)
@@ -66,7 +63,7 @@ def test_arrivals_are_few_then_many_then_few() -> None:
 
 
 def test_every_policy_is_offered_the_same() -> None:
-    plan, again = LOAD.plan("m"), LOAD.plan("m")
+    plan, again = LOAD.plan("m", 0), LOAD.plan("m", 0)
     assert plan == again
     body = json.loads(plan.requests[0].body)
     assert (len(body["prompt"]), body["max_tokens"], body["ignore_eos"]) == (64, 20, True)
@@ -118,42 +115,44 @@ def test_the_saturating_batch_keeps_littles_law() -> None:
 
 
 def test_figures_tell_of_the_burst_of_workers_and_of_failures() -> None:
-    run = a_run(outcome(5, 0.1), outcome(12, 0.2), outcome(13, 0.6), outcome(50, 0.1, error="x"))
-    figures = run.figures(LOAD, 0.25)
-    assert figures["TTFT P50 in the burst, s"] == pytest.approx(0.4, abs=0.21)
-    assert figures["TTFT of 0.25 s or less, %"] == 50.0
-    assert (figures["workers, most"], figures["workers ordered"], figures["workers gone"]) == (
-        3,
-        1,
-        1,
-    )
-    assert figures["first one ready after, s"] == 4.0
-    assert (figures["requests"], figures["failed"]) == (4, 1)
+    requests = [outcome(5, 0.1), outcome(12, 0.2), outcome(13, 0.6), outcome(50, 0.1, error="x")]
+    found = figures_of(requests, WORKERS, LOAD, 0.25)
+    assert found["burst_ttft_p50"] == pytest.approx(0.4, abs=0.21)
+    assert found["attainment"] == 50.0
+    assert (found["most_workers"], found["ordered"], found["gone"]) == (3, 1, 1)
+    assert found["ready_after"] == 4.0
+    assert (found["num_requests"], found["num_failed"]) == (4, 1)
+    rows = {figure.name for figure in figures(0.25)}
+    assert rows - found.keys() == {"resubmitted"}  # the gateway counts those
 
 
-def test_without_a_request_that_ended_there_are_figures_all_the_same() -> None:
-    assert a_run(outcome(5, 0, error="x")).figures(LOAD, 0.25)["TTFT P99, s"] == 0.0
-
-
-def test_the_table_has_a_column_a_policy_and_the_file_has_everything(tmp_path: Path) -> None:
-    runs = {"tokenscale": a_run(outcome(5, 0.1)), "fixed": a_run(outcome(5, 0.3))}
-    console = Console(width=120, record=True, quiet=True, file=None)
-    print_runs(console, LOAD, runs, 0.25)
-    path = tmp_path / "burst.json"
-    write_runs(path, argparse.Namespace(ttft_slo=0.25, seed=0), LOAD, runs)
-    written = json.loads(path.read_text())
-    assert list(written["runs"]) == ["tokenscale", "fixed"]
-    assert written["runs"]["fixed"]["requests"][0]["ttft"] == pytest.approx(0.3)
-    assert written["runs"]["fixed"]["decisions"] == [[1.0, "because"]]
+def test_figures_need_no_request_that_ended_and_no_worker_that_came() -> None:
+    found = figures_of([outcome(5, 0, error="x")], WORKERS[:1], LOAD, 0.25)
+    assert (found["attainment"], found["most_workers"]) == (0.0, 2)
+    assert not found.keys() & {"ttft_p99", "ready_after"}
 
 
 def test_ttft_and_workers_are_drawn_over_time(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    series = a_run(outcome(5, 0.1), outcome(12, 0.4)).series()
-    assert dict(series.ttft) == {5.5: pytest.approx(0.1), 12.5: pytest.approx(0.4)}
-    plots.burst(tmp_path, {"a": series.ttft}, {"a": series.workers}, (10.0, 30.0))
+    ttft = ttft_by_second([outcome(5, 0.1), outcome(12, 0.4)])
+    assert dict(ttft) == {5.5: pytest.approx(0.1), 12.5: pytest.approx(0.4)}
+    workers = [(at, sum(counts.values())) for at, counts in WORKERS]
+    plots.burst(tmp_path, {"a": ttft}, {"a": workers}, (10.0, 30.0))
     assert (tmp_path / "burst.svg").stat().st_size > 1000
     assert (tmp_path / "burst.png").exists()
+
+
+def parsed(*flags: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    burst.add_options(parser)
+    return parser.parse_args(["--profile", "llama-8b-a100", *flags])
+
+
+def test_every_contender_has_a_cluster_that_may_start(tmp_path: Path) -> None:
+    args = parsed("--log-dir", str(tmp_path))
+    what = BurstComparison(args, list(CONTENDERS), PROFILE)
+    assert what.systems == list(CONTENDERS)
+    assert json.dumps(what.packed())
 
 
 @pytest.mark.parametrize(
@@ -166,8 +165,6 @@ def test_ttft_and_workers_are_drawn_over_time(tmp_path: Path) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(flags: tuple[str, ...], said: str) -> None:
-    parser = argparse.ArgumentParser()
-    burst.add_options(parser)
-    args = parser.parse_args(["--profile", "llama-8b-a100", *flags])
+    args = parsed(*flags)
     with pytest.raises(HeadwayError, match=said):
         args.run(args)

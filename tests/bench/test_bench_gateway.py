@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster.processes import Process, cpu_seconds, run_quietly
 from bench.gateway.peers import PEERS, find_peers
+from bench.runner.processes import Process, cpu_seconds, run_quietly
 from bench.serve.client import Endpoint
 from bench.serve.closed_loop import run_loop
 from cli import main
@@ -100,7 +100,7 @@ def test_what_a_process_started_ends_where_its_parent_is_killed(tmp_path: Path) 
     parent = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from bench.cluster.processes import Process\n"
+        "from bench.runner.processes import Process\n"
         f"process = Process('inner', [sys.executable, '-c', {started!r}], Path(sys.argv[1]))\n"
         "while 'child' not in process.last_words():\n"
         "    time.sleep(0.02)\n"
@@ -183,11 +183,12 @@ def test_ours_is_measured_beside_a_peer_and_one_that_dies_is_left_out(
         main(["bench", "gateway", "--peers-dir", str(tmp_path), *flags, "--json", str(file)]) == 0
     )
     printed = capsys.readouterr().out
-    assert "times headway" in printed
-    assert "litellm ended (7): no licence" in printed
+    assert "one token alone: P50, ms" in printed
+    assert "left out: litellm: litellm ended (7): no licence" in printed
     written = json.loads(file.read_text(encoding="utf-8"))
-    assert set(written["medians"]) == {"none", "headway", "smg"}
     assert set(written["left_out"]) == {"vllm-router", "litellm"}
-    assert [len(each) for each in written["rounds"].values()] == [2, 2, 2]
-    assert all(value is not None for value in written["medians"]["headway"].values())
-    assert written["medians"]["none"]["cpu_per_request"] is None
+    runs = [run["system"] for run in written["runs"]]
+    assert runs == ["none", "headway", "smg", "smg", "headway", "none"]
+    none, ours = (run["figures"] for run in written["runs"][:2])
+    assert ours.keys() - none.keys() == {"us_per_request", "us_per_token"}
+    assert set(written["verdicts"][""]) == {"headway", "smg"}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from bench.cluster.offered import looped, replayed
+from bench.runner.offered import looped, replayed
 from bench.serve.client import NO_HEADERS, Client, Endpoint, OnEvent, RequestFailedError, Response
 from bench.serve.plan import Plan, Planned
 from bench.serve.replay import Replay, ReplayedRequest
@@ -158,6 +158,28 @@ async def test_a_replay_fails_what_lasts_longer_than_it_may() -> None:
     async with saying(b"") as url:
         (outcome,) = await replayed(url, plan(1), within=0.2)
     assert outcome.error_kind == "stopped"
+
+
+async def test_what_nobody_waits_for_is_cut_off_and_not_sent() -> None:
+    late = Planned(1, 1000.0, b"{}", "late", None)
+    async with saying(reply(GOOD + DONE)) as url:
+        both = Plan("/", [*plan(1).requests, late], ())
+        (only,) = await replayed(url, both, until_ended=lambda planned: planned.task == "add")
+    assert only.correct
+
+
+async def test_a_replay_that_is_called_off_leaves_nobody_asking() -> None:
+    def num_asking() -> int:
+        return sum("Replay._request" in repr(task) for task in asyncio.all_tasks())
+
+    async with saying(b"", b"") as url:
+        running = asyncio.create_task(replayed(url, plan(2)))
+        async with asyncio.timeout(60):
+            while num_asking() < 2:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert num_asking() == 0
 
 
 async def test_a_request_may_have_a_path_of_its_own() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from bench.start import Starting, time_start
+from bench.runner.comparison import compare
+from cli.bench.start import Starting, Starts
 from headway.errors import HeadwayError
 from services.local.store import free_port
 
@@ -26,18 +28,23 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answers).serve_forever()
 """
 
 
-def starting(script: str) -> Starting:
-    port = free_port()
-    command = (sys.executable, "-c", script, str(port))
-    return Starting("a server", command, f"http://127.0.0.1:{port}", "m")
+def starts(script: str, folder: Path) -> Starts:
+    def make(model: str, logs: Path) -> Starting:
+        port = free_port()
+        command = (sys.executable, "-c", script, str(port))
+        return Starting(command, f"http://127.0.0.1:{port}", {})
+
+    return Starts({"a server": make}, "m", folder, within=60.0)
 
 
-def test_the_first_answer_ends_a_start_and_a_refusal_does_not(tmp_path: Path) -> None:
-    times = time_start(starting(SERVER), tmp_path, within=60.0)
-    assert times.cpu > 0
-    assert times.wall > 0
+async def test_the_first_answer_ends_a_start_and_a_refusal_does_not(tmp_path: Path) -> None:
+    file = tmp_path / "starts.json"
+    await compare(starts(SERVER, tmp_path), [1], file)
+    (run,) = json.loads(file.read_text())["runs"]
+    assert run["figures"]["cpu"] > 0
+    assert run["figures"]["wall"] > 0
 
 
-def test_a_server_that_ends_is_named(tmp_path: Path) -> None:
+async def test_a_server_that_ends_is_named(tmp_path: Path) -> None:
     with pytest.raises(HeadwayError, match="a server"):
-        time_start(starting("raise SystemExit(3)"), tmp_path, within=60.0)
+        await compare(starts("raise SystemExit(3)", tmp_path), [1], None)

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import random
 from array import array
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
-from bench.demo import compare as whole
 from bench.demo.capacity import Capacity, capacity_of, tokens_per_s
-from bench.demo.compare import order_of, report
-from bench.demo.live import Pair, PresetRun, Setting, most_carrying
+from bench.demo.live import Pair, Setting, most_carrying, values_of
 from bench.demo.load import (
     BURST,
     LEAST_REQUESTS,
@@ -34,17 +28,14 @@ from bench.demo.load import (
     mix,
     unread,
 )
-from bench.demo.paired import PairedSamples, paired
-from bench.demo.table import print_compared, print_rule, values_of
-from bench.demo.verdict import FIGURES, ComparedFigure, Figure, Judgement, compared
 from bench.serve.classes import Alone, by_class
 from bench.serve.plan import Plan, Planned
 from bench.serve.replay import ReplayedRequest
 from cli import demo
 from cli.options import parse_seconds
-from headway.errors import Code, HeadwayError
+from headway.errors import HeadwayError
 from headway.metrics import RequestTimes
-from services.local.options import PolicyOptions, WorkerCounts
+from services.local.options import WorkerCounts
 
 BOUNDS = LoadBounds(30.0, 600)
 regimes = pytest.mark.parametrize("regime", REGIMES.values(), ids=list(REGIMES))
@@ -247,217 +238,25 @@ def test_who_is_not_read_has_a_slowdown_and_no_lateness() -> None:
     assert "lateness_p99" not in found
 
 
-# --- verdicts -------------------------------------------------------------------------
-
-TAIL, KEPT = FIGURES[1], next(each for each in FIGURES if each.name == "qoe_kept")
-
-
-def judged(before: tuple[float, ...], after: tuple[float, ...], figure: Figure = TAIL) -> Judgement:
-    return ComparedFigure(figure, before, after).verdict
-
-
-def test_a_change_in_every_pair_counts() -> None:
-    assert judged((2.0, 2.2, 2.1), (1.0, 1.1, 1.2)) is Judgement.BETTER
-    assert judged((1.0, 1.1, 1.2), (2.0, 2.2, 2.1)) is Judgement.WORSE
-    assert judged((0.7, 0.72, 0.71), (0.9, 0.93, 0.92), KEPT) is Judgement.BETTER
-    assert judged((0.9, 0.93, 0.92), (0.7, 0.72, 0.71), KEPT) is Judgement.WORSE
-
-
-def test_a_change_that_the_pairs_do_not_agree_on_is_unclear() -> None:
-    assert judged((2.0, 2.0, 2.0), (1.0, 2.9, 1.5)) is Judgement.UNCLEAR
-
-
-def test_a_change_below_the_bar_is_none_however_sure_it_is() -> None:
-    assert judged((0.02, 0.02, 0.02), (0.08, 0.08, 0.09)) is Judgement.EQUAL  # nobody notices
-    assert judged((100.0,) * 3, (101.8, 101.8, 101.9)) is Judgement.EQUAL  # under 2 %
-    assert judged((100.0,) * 3, (102.1, 102.1, 102.2)) is Judgement.WORSE
-
-
-def test_pairs_that_all_change_alike_say_nothing_of_their_spread() -> None:
-    assert judged((2.0, 2.0, 2.0), (1.0, 1.0, 1.0)) is Judgement.UNCLEAR
-    assert judged((0.3, 0.2, 0.1), (1.3, 1.2, 1.1)) is Judgement.UNCLEAR  # but for rounding
-    assert judged((0.0, 0.0, 0.0), (0.0, 0.0, 0.0)) is Judgement.EQUAL
-
-
-@pytest.mark.parametrize(
-    ("num_sampled", "verdict"),
-    [(1, Judgement.UNCLEAR), (2, Judgement.UNCLEAR), (3, Judgement.BETTER)],
-)
-def test_an_interval_of_requests_is_of_the_pairs_that_have_some(
-    num_sampled: int, verdict: Judgement
-) -> None:
-    rng = random.Random(1)
-    waits = [[4.0 + rng.random() for _ in range(60)] for _ in range(3)]
-    before = [{"chat_ttft_p99": 5.0}] * 3
-    after = [{"chat_ttft_p99": 4.0}] * 3
-    samples = of_requests(*((each, [wait - 1.0 for wait in each]) for each in waits[:num_sampled]))
-    (row,) = compared(before, after, samples=[*samples, *[{}] * (3 - num_sampled)])
-    assert row.verdict is verdict
-
-
-@pytest.mark.parametrize("num_pairs", [1, 2])
-def test_two_pairs_have_no_verdict_whatever_they_say(num_pairs: int) -> None:
-    assert judged((2.0,) * num_pairs, (1.0,) * num_pairs) is Judgement.TOO_FEW
-    assert judged((2.0,) * num_pairs, (2.0,) * num_pairs) is Judgement.TOO_FEW
-
-
-def of_requests(*pairs: tuple[list[float], list[float]]) -> list[PairedSamples]:
-    return [{"chat_ttft": (np.array(one), np.array(other))} for one, other in pairs]
-
-
-def by_requests(*pairs: tuple[list[float], list[float]]) -> ComparedFigure:
-    before, after = (
-        [{"chat_ttft_p99": float(np.quantile(each[side], 0.99))} for each in pairs]
-        for side in (0, 1)
-    )
-    (row,) = compared(before, after, samples=of_requests(*pairs))
-    return row
-
-
-def test_what_every_request_gains_counts_although_the_pairs_differ_by_far_more() -> None:
-    rng = random.Random(1)
-    pairs = []
-    for level in (1.0, 4.0, 9.0):
-        waits = [level + rng.random() for _ in range(60)]
-        pairs.append((waits, [each - 0.4 for each in waits]))
-    row = by_requests(*pairs)
-    assert row.verdict is Judgement.BETTER
-    assert row.noise < 0.1
-
-
-def test_one_request_that_waits_long_makes_no_verdict() -> None:
-    rng = random.Random(1)
-    pairs = [([rng.random() for _ in range(30)], [rng.random() for _ in range(30)]) for _ in "abc"]
-    pairs[1][1][7] = 60.0
-    row = by_requests(*pairs)
-    assert row.change > row.bar
-    assert row.verdict is Judgement.UNCLEAR
-
-
-def test_requests_are_paired_by_their_place_and_have_the_class_of_the_first_preset() -> None:
-    plan = [Planned(n, 0.0, b"", "", None, reasons=n > 0) for n in range(4)]
-    before = [outcome(1.0 + n, 3.0 + n, *[1.0] * (2 + n), planned=plan[n]) for n in range(4)]
-    after = [outcome(2.0 + n, 4.0 + n, *[1.0] * (9 - n), planned=plan[n]) for n in range(4)]
-    failed = replace(after[1], times=None)
-    found = paired(before, [after[3], after[2], failed, after[0]], Alone(0.1, 0.1))
-    chats, long = found["chat_ttft"], found["long_ttfat"]
-    assert [each.tolist() for each in chats] == [[1.0], [2.0]]
-    assert [each.tolist() for each in long] == [[6.0], [7.0]]
-    assert found["slowdown"][0].shape == (3,)
-
-
-def test_the_noise_is_half_of_the_95_percent_interval() -> None:
-    found = ComparedFigure(TAIL, (0.0,) * 5, (1.0, 2.0, 3.0, 4.0, 5.0))
-    assert found.noise == pytest.approx(2.78 * 1.5811 / 5**0.5, rel=1e-3)
-    assert ComparedFigure(TAIL, (0.0,) * 12, tuple(map(float, range(12)))).noise > 0.0
-
-
-@given(
-    pairs=st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 1e4)), min_size=2, max_size=15),
-    figure=st.sampled_from(FIGURES),
-)
-def test_what_is_better_one_way_is_worse_the_other_way_round(
-    pairs: list[tuple[float, float]], figure: Figure
-) -> None:
-    before, after = zip(*pairs, strict=True)
-    opposite = {Judgement.BETTER: Judgement.WORSE, Judgement.WORSE: Judgement.BETTER}
-    one, other = ComparedFigure(figure, before, after), ComparedFigure(figure, after, before)
-    if abs(one.change) - one.noise > max(one.bar, other.bar):  # a share of the first preset
-        assert other.verdict is opposite.get(one.verdict, one.verdict)
-
-
-def test_a_figure_that_a_run_lacks_leaves_that_pair_out() -> None:
-    rows = compared(
-        [{"chat_ttft_p99": 1.0}, {"chat_ttft_p99": 2.0}, {}],
-        [{"chat_ttft_p99": 3.0}, {"qoe_kept": 1.0}, {"chat_ttft_p99": 1.0}],
-    )
-    assert [(row.figure.name, row.before, row.after) for row in rows] == [
-        ("chat_ttft_p99", (1.0,), (3.0,))
-    ]
-
-
 # --- the whole ------------------------------------------------------------------------
 
 
-def test_every_second_pair_runs_in_reverse() -> None:
-    one, other = PolicyOptions("vllm-like"), PolicyOptions("headway")
-    orders = [order_of([one, other], place) for place in range(3)]
-    assert orders == [[one, other], [other, one], [one, other]]
-
-
-def a_pair(seed: int, before: float, after: float) -> Pair:
+def a_pair() -> Pair:
     carried = Capacity(600.0, 5000.0, 100.0, Alone(0.05, 0.002))
-    pair = Pair(seed, "2026-01-01 00:00:00", 1.5)
+    pair = Pair(1)
     pair.capacities = {"a": carried, "b": replace(carried, tokens_per_s=900.0)}
     pair.offers = {"burst": Offer.of(BURST, carried.requests_per_s, BOUNDS)}
-    runs = {
-        "a": PresetRun((), {"chat_ttft_p99": before}),
-        "b": PresetRun((), {"chat_ttft_p99": after}),
-    }
-    pair.runs = {"burst": runs}
     return pair
 
 
-def test_the_file_has_the_pairs_and_a_verdict_a_figure() -> None:
-    pairs = [a_pair(1, 2.0, 1.0), a_pair(2, 2.1, 1.1), a_pair(3, 2.2, 1.1)]
-    written = json.loads(json.dumps(report(pairs, ["a", "b"])))
-    (row,) = written["verdicts"]["burst"]["b"]
-    assert (row["figure"], row["verdict"]) == ("chat_ttft_p99", "better")
-    assert row["change"] == pytest.approx(-1.0333, rel=1e-3)
-    assert [pair["seed"] for pair in written["pairs"]] == [1, 2, 3]
-    assert written["pairs"][0]["capacities"]["a"]["tokens_per_s"] == 600.0
-    assert written["pairs"][0]["offers"]["burst"]["num_requests"] == 135
-    assert json.loads(json.dumps(report(pairs[:1], ["a", "b"])))["verdicts"]["burst"]["b"]
-
-
-async def test_a_demo_that_is_refused_half_way_shows_and_keeps_the_pairs_that_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    orders = []
-
-    async def run_pair(
-        setting: Setting, policies: Sequence[PolicyOptions], seed: int, console: Console
-    ) -> tuple[Pair, int]:
-        orders.append([each.preset for each in policies])
-        if seed == 3:
-            raise HeadwayError(Code.UNAVAILABLE, "the cluster does not serve")
-        return a_pair(seed, 2.0 + seed / 10, 1.0), 0
-
-    monkeypatch.setattr(whole, "run_pair", run_pair)
-    setting = Setting("m", [WorkerCounts(1, 1)], "cpu", 4, 120, [BURST], BOUNDS, tmp_path)
-    file, both = tmp_path / "demo.json", [PolicyOptions("a"), PolicyOptions("b")]
-    with pytest.raises(HeadwayError, match="does not serve"):
-        await whole.compare(setting, both, [1, 2, 3], file, None)
-    assert orders == [["a", "b"], ["b", "a"], ["a", "b"]]
-    assert [pair["seed"] for pair in json.loads(file.read_text())["pairs"]] == [1, 2]
-    said = capsys.readouterr().out
-    assert "burst: 270 requests a preset in 2 pairs" in said
-    assert "one cluster carried 50% more than another" in said
+def test_the_file_has_what_each_pair_carried_and_was_offered() -> None:
+    written = json.loads(json.dumps(a_pair().packed()))
+    assert written["capacities"]["a"]["tokens_per_s"] == 600.0
+    assert written["offers"]["burst"]["num_requests"] == 135
 
 
 def test_a_pair_tells_when_the_machine_changed() -> None:
-    assert a_pair(1, 1.0, 1.0).drift == pytest.approx(0.5)
-
-
-def test_the_table_has_a_change_a_threshold_and_a_verdict_in_each_row() -> None:
-    console = Console(file=io.StringIO(), width=160)
-    rows = compared(
-        [{"chat_ttft_p99": seconds, "qoe_kept": 0.8} for seconds in (2.0, 2.1, 2.2)],
-        [
-            {"chat_ttft_p99": 1.0, "qoe_kept": 0.9},
-            {"chat_ttft_p99": 1.12, "qoe_kept": 0.9},
-            {"chat_ttft_p99": 1.18, "qoe_kept": 0.6},
-        ],
-    )
-    print_compared(console, "title", ("a", "b"), rows)
-    print_rule(console)
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
-    assert "chats: TTFT P99, s" in text
-    assert "2.1 (2 to 2.2)" in text
-    assert "-48%" in text
-    assert "b against a: 1 better, 1 unclear" in text
-    assert "2%" in text
+    assert a_pair().drift == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("presets", ["sbs", "sbs,sbs", "sbs,fast", "sbs,headway,sbs"])
@@ -485,7 +284,7 @@ def test_what_is_out_of_bounds_is_refused_before_anything_starts(flag: str, valu
 
 
 def test_the_load_of_a_pair_is_a_share_of_what_its_clusters_carry_on_average() -> None:
-    pair = a_pair(1, 1.0, 1.0)
+    pair = a_pair()
     pair.capacities["b"] = replace(pair.capacities["b"], alone=Alone(0.04, 0.003))
     assert pair.saturation == pytest.approx((6.0 + 9.0) / 2)
     assert pair.alone == Alone(0.04, 0.002)
@@ -508,14 +307,14 @@ def test_topologies_have_the_same_number_of_workers(
 
 def test_a_preset_has_the_topology_that_carries_most_and_the_first_of_equal_ones() -> None:
     unified, split = demo._topologies(parsed())
-    slow, fast = (a_pair(1, 1.0, 1.0).capacities["b"], a_pair(1, 1.0, 1.0).capacities["b"])
+    slow, fast = (a_pair().capacities["b"], a_pair().capacities["b"])
     fast = replace(fast, tokens_per_s=2 * slow.tokens_per_s)
     assert most_carrying({unified: slow, split: fast}) == split
     assert most_carrying({unified: slow, split: slow}) == unified
 
 
 def test_clusters_of_different_topologies_say_nothing_of_the_machines_drift() -> None:
-    pair = a_pair(1, 1.0, 1.0)
+    pair = a_pair()
     assert pair.drift > 0.0
     unified, split = demo._topologies(parsed())
     pair.workers = {"a": unified, "b": split}

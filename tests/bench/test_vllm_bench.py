@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.demo.compare import order_of
 from bench.demo.load import LoadBounds, Offer
 from bench.serve.classes import Alone
 from bench.serve.plan import PATHS, Planned
 from bench.serve.replay import ReplayedRequest
 from bench.vllm.chats import SESSIONS, as_agents, as_chats
-from bench.vllm.compare import LOADS, VllmRuns
-from bench.vllm.contenders import CONTENDERS, Comparison, refuse_unready
-from bench.vllm.figures import ROWS, cells_of, figures_of, ratios_of
+from bench.vllm.compare import LOADS
+from bench.vllm.contenders import CONTENDERS, VllmSetting, refuse_unready
+from bench.vllm.figures import FIGURES, figures_of
 from bench.vllm.server import EngineLimits
 from cli import main
 from headway.errors import HeadwayError
@@ -24,7 +23,7 @@ from headway.metrics import RequestTimes
 from services.worker.engines import known_engines
 
 ALONE = Alone(0.1, 0.01)
-SETTING = Comparison("models/m", EngineLimits(4), "headway", "uniboost", Path("logs"))
+SETTING = VllmSetting("models/m", EngineLimits(4), "headway", "uniboost", Path("logs"))
 
 
 def outcome(ttlt: float, *, reasons: bool = False, is_read: bool = True) -> ReplayedRequest:
@@ -52,19 +51,7 @@ def test_figures_are_by_class_and_a_request_that_fails_is_not_read_in_time() -> 
     assert (found["num_failed"], found["seconds"]) == (1, 9.0)
     assert found["tokens_per_s"] == pytest.approx(44 / 9)
     assert found["cpu"] == pytest.approx(0.5)
-    assert set(found) <= set(ROWS)
-
-
-def test_runs_are_compared_seed_by_seed_and_those_that_lack_a_seed_wait() -> None:
-    found = VllmRuns("", 0.0)
-    for name, seed, seconds in (("a", 1, 2.0), ("b", 1, 1.0), ("b", 2, 3.0), ("a", 2, 1.0)):
-        row = {"regime": "light", "contender": name, "seed": seed}
-        found.runs.append({**row, "figures": {"seconds": seconds}})
-    found.runs.append({"regime": "light", "contender": "a", "seed": 3, "figures": {"seconds": 9.0}})
-    runs = found.of("light")
-    title = ROWS["seconds"]
-    assert list(cells_of(runs, ROWS)) == [(title, "1.5 (1 to 2)", "2 (1 to 3)")]
-    assert list(cells_of(ratios_of(runs), ROWS)) == [(title, "1 (1 to 1)", "1.75 (0.5 to 3)")]
+    assert {figure.name for figure in FIGURES} <= set(found)
 
 
 def test_all_requests_are_chats_and_those_without_reasoning_turn_thinking_off() -> None:
@@ -92,13 +79,6 @@ def test_agents_turns_repeat_their_session_and_share_system_prompts() -> None:
         roles = [each["role"] for each in later[len(earlier) :]]
         assert roles == ["assistant", "user"]
     assert as_agents(plan, 1) == as_agents(plan, 1) != as_agents(plan, 2)
-
-
-def test_every_second_seed_goes_through_the_contenders_in_reverse() -> None:
-    assert [list(order_of("abc", place)) for place in range(2)] == [
-        ["a", "b", "c"],
-        ["c", "b", "a"],
-    ]
 
 
 def test_all_engines_have_the_same_limits() -> None:

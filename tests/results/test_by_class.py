@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from bench.demo.verdict import FIGURES
+from bench.runner.verdict import FIGURES
 from bench.serve.report import print_report, summarise
 from cli.simulate import print_runs
 from headway.class_metrics import TITLES

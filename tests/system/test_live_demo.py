@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from bench.demo import live
 from bench.demo.load import OVERLOAD, REGIMES, LoadBounds
+from bench.runner.comparison import compare
 from cli import main
 from headway.errors import HeadwayError
 from services.local.cluster import LocalCluster
@@ -33,15 +33,17 @@ def test_a_pair_of_real_clusters_gives_figures_of_every_class(
     assert pair["seed"] == 7
     assert list(pair["capacities"]) == ["vllm-like", "headway"]
     assert pair["workers"]["headway"]["prefill"] == 1
-    assert set(pair["figures"]) == set(REGIMES)
-    for regime, found in pair["figures"].items():
+    assert [(run["system"], run["regime"]) for run in written["runs"]] == [
+        (name, regime) for name in ("vllm-like", "headway") for regime in REGIMES
+    ]
+    for figures in (run["figures"] for run in written["runs"]):
+        assert (figures["num_requests"], figures["num_failed"]) == (24, 0)
+        assert figures["chat_ttft_p99"] > 0.0
+        assert figures["short_ttfat_p99"] > 0.0
+        assert figures["unread_slowdown_p99"] > 0.0
+        assert 0.0 <= figures["qoe_kept"] <= 1.0
+    for regime in REGIMES:
         assert pair["offers"][regime]["num_requests"] == 24
-        for figures in found.values():
-            assert (figures["num_requests"], figures["num_failed"]) == (24, 0)
-            assert figures["chat_ttft_p99"] > 0.0
-            assert figures["short_ttfat_p99"] > 0.0
-            assert figures["unread_slowdown_p99"] > 0.0
-            assert 0.0 <= figures["qoe_kept"] <= 1.0
         for row in written["verdicts"][regime]["headway"]:
             assert row["verdict"] == "too few pairs"
     said = capsys.readouterr().out
@@ -61,11 +63,11 @@ async def test_a_cluster_that_does_not_serve_in_time_is_refused_and_stopped(
             started.append(self)
             await super().start()
 
-    monkeypatch.setattr("bench.cluster.started.LocalCluster", Noted)
+    monkeypatch.setattr("bench.runner.started.LocalCluster", Noted)
     counts, bounds = WorkerCounts(1, 1), LoadBounds(60.0, 24)
     setting = live.Setting(MODEL, [counts], "cpu", 2, 16, [OVERLOAD], bounds, tmp_path)
     with pytest.raises(HeadwayError, match=r"does not serve after 0.01 s: see .*vllm-like"):
-        await live.run_pair(setting, [PolicyOptions("vllm-like")], 1, Console(quiet=True))
+        await compare(live.Demo(setting, [PolicyOptions("vllm-like")]), [1], None)
     (cluster,) = started
     async with asyncio.timeout(60):
         while any(process.pid for process in cluster.supervisor.processes):

@@ -14,7 +14,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from bench.vllm.server import EngineLimits, Server, VllmTarget, serving
+from bench.runner.started import LiveTarget
+from bench.vllm.server import EngineLimits, Server, serving
 from services.endpoints.vllm_metrics import value_of
 from services.local.store import free_port
 
@@ -57,7 +58,7 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[_Pair]
     folder = tmp_path_factory.mktemp("servers")
     servers = _server(), _server("--scheduler-cls", "headway_vllm.HeadwayAsyncScheduler")
     async with AsyncExitStack() as undo:
-        targets: list[VllmTarget] = await asyncio.gather(
+        targets: list[LiveTarget] = await asyncio.gather(
             *(
                 undo.enter_async_context(serving(server, folder, f"v{number}"))
                 for number, server in enumerate(servers)

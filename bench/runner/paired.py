@@ -1,4 +1,4 @@
-"""The same requests under two presets: their values in pairs, and how sure a change of them is."""
+"""The same requests under two systems: their values in pairs, and how sure a change of them is."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NUM_DRAWS = 500
 def paired(
     before: Sequence[ReplayedRequest], after: Sequence[ReplayedRequest], alone: Alone
 ) -> PairedSamples:
-    """Return the values of requests that ended under both presets.
+    """Return the values of requests that ended under both systems.
 
     A request is of the class that it has under the first: lengths may differ a little.
     """
@@ -58,7 +58,7 @@ def standard_error(pairs: Sequence[Values], share: float | None) -> float:
     """Return the standard error of the mean change over the pairs.
 
     The change of a pair is that of its requests' percentile ``share``, or of their mean for None.
-    Pairs are drawn with replacement, and within each its requests, the same under both presets:
+    Pairs are drawn with replacement, and within each its requests, the same under both systems:
     what is common to a pair, and what one request suffers, both count.
     """
     rng = np.random.default_rng(len(pairs))

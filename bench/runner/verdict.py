@@ -1,10 +1,10 @@
-"""A verdict for each figure, from the same requests under both presets.
+"""A verdict for each figure, from the same requests to both systems.
 
 The change of a figure is the mean of its differences, pair by pair. Two things decide:
 
-- the **bar**: 2 % of the first preset's mean, and not less than what a user notices;
+- the **bar**: 2 % of the first system's mean, and not less than what a user notices;
 - the **interval**: 95 % around the change. Its standard error comes from drawing pairs, and in each
-  of them requests, again and again (``bench.demo.paired``); a figure without requests has that of
+  of them requests, again and again (``bench.runner.paired``); a figure without requests has that of
   the pairs' differences. Student's t over the pairs that it comes from makes it as wide as few of
   them ask for. Differences that are all the same, but for 0, have no interval.
 
@@ -16,17 +16,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from bench.demo.paired import PairedSamples, standard_error
+from bench.runner.paired import PairedSamples, standard_error
 from headway.class_metrics import TITLES
+from headway.metrics import Spread
 from results.by_class import KEPT, PREEMPTIONS
 from results.interval import LEAST_RUNS, half_interval, student
 
-WORSE = 0.02  # share of the first preset's mean
+WORSE = 0.02  # share of the first system's mean
 LEAST_PAIRS = LEAST_RUNS
 
 
@@ -64,6 +65,12 @@ FIGURES = (
 )
 
 
+def spread(name: str, values: Iterable[float]) -> dict[str, float]:
+    """Return ``NAME_mean``, ``_p50``, ``_p90`` and ``_p99`` of the values; none for no value."""
+    found = Spread.of(values)
+    return {} if found is None else {f"{name}_{each}": x for each, x in asdict(found).items()}
+
+
 class Judgement(StrEnum):
     """The verdict of the pairs on a figure."""
 
@@ -76,7 +83,7 @@ class Judgement(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ComparedFigure:
-    """A figure of two presets, pair by pair.
+    """A figure of two systems, pair by pair.
 
     ``interval``: half of the 95 % interval of the change by its requests; None for that of the
     pairs' differences.
@@ -138,7 +145,7 @@ def compared(
     figures: Sequence[Figure] = FIGURES,
     samples: Sequence[PairedSamples] = (),
 ) -> list[ComparedFigure]:
-    """Compare two presets by the figures of their runs, pair by pair.
+    """Compare two systems by the figures of their runs, pair by pair.
 
     ``samples``: the same requests' values under both, a pair each. A figure that a run lacks (none
     of that class finished) leaves its pair out of that row.

@@ -46,7 +46,6 @@ class BurstLoad:
     after: float
     prompt_tokens: int
     output_tokens: int
-    seed: int = 0
 
     @property
     def burst_ends_at(self) -> float:
@@ -58,9 +57,9 @@ class BurstLoad:
         """Seconds of all three."""
         return self.burst_ends_at + self.after
 
-    def instants(self) -> list[float]:
+    def instants(self, seed: int) -> list[float]:
         """Return the instants of all arrivals, seconds."""
-        rng, begins, instants = random.Random(self.seed), 0.0, list[float]()
+        rng, begins, instants = random.Random(seed), 0.0, list[float]()
         for rate, seconds in (
             (self.rate, self.before),
             (self.burst_rate, self.burst),
@@ -70,9 +69,9 @@ class BurstLoad:
             begins += seconds
         return instants
 
-    def plan(self, model: str) -> Plan:
+    def plan(self, model: str, seed: int) -> Plan:
         """Make the requests: the same for every policy."""
-        instants = self.instants()
+        instants = self.instants(seed)
         options = Options(
             model,
             rate=1.0,
@@ -80,7 +79,7 @@ class BurstLoad:
             prompts="random-tokens",
             prompt_tokens=self.prompt_tokens,
             max_tokens=self.output_tokens,
-            seed=self.seed,
+            seed=seed,
         )
         return timed(make_plan(options), instants)
 

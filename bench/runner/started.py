@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.runner.processes import cpu_seconds
 from headway.errors import Code, HeadwayError
 from services.local.cluster import LocalCluster
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
@@ -15,6 +17,30 @@ from services.local.refusals import refuse_wrong_options
 from services.local.store import free_port
 
 _SERVICES = 8  # processes beside the workers, at most
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTarget:
+    """A system that serves: its URL, its clusters, and ids of processes beside theirs, by name."""
+
+    url: str
+    clusters: tuple[LocalCluster, ...] = ()
+    processes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def cluster(self) -> LocalCluster:
+        """Return the one cluster of a target that has one."""
+        (cluster,) = self.clusters
+        return cluster
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Return the CPU seconds so far of every process, with what it has started, by name."""
+        pids = dict(self.processes)
+        for cluster in self.clusters:
+            for each in cluster.supervisor.processes:
+                if each.pid is not None:
+                    pids[each.spec.service_id] = each.pid
+        return {name: cpu_seconds(pid) for name, pid in pids.items()}
 
 
 def bench_options(
@@ -57,6 +83,15 @@ def keyed_options(
         log_level="warning",
         api_key_file=str(file) if text else "",
     )
+
+
+@asynccontextmanager
+async def cluster_target(
+    options: ClusterOptions, folder: Path, within: float = 240.0
+) -> AsyncIterator[LiveTarget]:
+    """Run a cluster as the system of a comparison (``started``)."""
+    async with started(options, folder, within) as cluster:
+        yield LiveTarget(cluster.url, (cluster,))
 
 
 @asynccontextmanager

@@ -1,0 +1,1 @@
+"""Bursts on a live cluster that scales, policy by policy."""

@@ -1,1 +1,0 @@
-"""Bursts and takeovers on a live local cluster."""
