@@ -165,13 +165,18 @@ class WorkerService:
         """Tell the scheduler, then wait until no request is held.
 
         The token streams stay open for a moment more where requests have left: a gateway that
-        does not know yet where they went would take the end of a stream for their loss.
+        does not know yet where they went would take the end of a stream for their loss. What was
+        on its way here arrives in that moment, and is waited for, too.
         """
         farewell = _FAREWELL if self._core.num_held else _IDLE_FAREWELL
         self._post(Drain())
-        while self._core.num_held:  # noqa: ASYNC110 (the core knows no asyncio events)
-            await asyncio.sleep(0.02)
-        await asyncio.sleep(farewell)
+        while True:
+            while self._core.num_held:  # noqa: ASYNC110 (the core knows no asyncio events)
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(farewell)
+            if not self._core.num_held:
+                return
+            farewell = _FAREWELL
 
     async def stop(self) -> None:
         """Stop streams, transfers and the engine's thread."""
