@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from headway.errors import Code, HeadwayError, invalid
-from headway.request import check_session_id
+from headway.request import Request, check_session_id
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.gateway.api_call import ApiCall, ChatInput, Input, SessionAsk
 from services.gateway.auth import KEY_CLIENT, KeyRing, check_client_id
@@ -85,13 +85,17 @@ class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
             if self.draining:
                 message = "this gateway is shutting down; call another one"
                 raise HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)
-            call = in_session(read_call(request), partial(_said, context))
-            prepare = partial(self._calls.prepare, call, call_id, arrival_at, client)
+            said_of = partial(_said, context)
+
+            def prepare() -> tuple[ApiCall, list[Request]]:
+                call = in_session(read_call(request), said_of)
+                return call, self._calls.prepare(call, call_id, arrival_at, client)
+
             if (num_bytes := request.ByteSize()) <= INLINE_BYTES:
-                requests = prepare()
+                call, requests = prepare()
             else:
                 self._calls.check_room(client)
-                requests = await self._calls.threads.run(client, num_bytes, prepare)
+                call, requests = await self._calls.threads.run(client, num_bytes, prepare)
             self._calls.open(call, requests, reply, client)
             traceparent = _said(context, "traceparent")
             if traceparent and not reply.ended:

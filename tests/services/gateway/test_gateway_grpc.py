@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,11 +19,14 @@ from headway.core.gateway.shares import Place
 from headway.errors import HeadwayError
 from headway.request import Request, SamplingParams
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
+from services.gateway import grpc_edge
+from services.gateway.api_call import ApiCall
 from services.gateway.auth import key_line
 from services.gateway.grpc_edge import GrpcReply
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.output_text import OutputText
 from services.gateway.outputs import Output
+from services.gateway.reading import INLINE_BYTES
 from services.gateway.tokenizer import TextCodec
 from services.runtime import wire
 from services.runtime.channel import open_channel
@@ -348,3 +352,18 @@ async def services_of(channel: grpc.aio.Channel) -> set[str]:
     async for answer in stub.ServerReflectionInfo(iter([listing])):
         return {service.name for service in answer.list_services_response.service}
     return set()
+
+
+async def test_a_long_call_is_read_in_a_thread(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inline, read_call = [], grpc_edge.read_call
+
+    def noted(request: gateway_pb2.GenerateRequest) -> ApiCall:
+        inline.append(threading.current_thread() is threading.main_thread())
+        return read_call(request)
+
+    monkeypatch.setattr(grpc_edge, "read_call", noted)
+    await generate(running, chat("hi"))
+    too_long = await refused(running, chat("a" * INLINE_BYTES))
+    assert (too_long, inline) == (grpc.StatusCode.INVALID_ARGUMENT, [True, False])
