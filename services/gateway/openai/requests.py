@@ -42,6 +42,9 @@ MAX_TEMPLATE_CHARS = 2**16
 Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Salt = Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)]
 RequestId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
+MAX_LOGPROBS_OF_CALL = 2**18
+"""Log probabilities of an answer that does not stream: they are kept to its end, and written at
+once."""
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
 # Accepted and without effect here: bookkeeping of OpenAI's platform, and names of libraries.
@@ -194,6 +197,9 @@ def parse_chat(body: Mapping[str, Any]) -> tuple[ApiCall, ReplyStyle]:
     }
     if offered.grammar is not None:
         options["grammar"] = offered.grammar
+    most = _most_tokens(fields, sampling, fields.n)
+    if most is not None and "max_tokens" not in sampling:
+        sampling["max_tokens"], options["fills_context"] = most, True
     inputs = (chat_input(fields, _template_options(fields), offered.described),)
     call = ApiCall(fields.model, inputs, sampling, split_reasoning=True, **options)
     return call, _style(fields, chat=True, logprobs=fields.logprobs)
@@ -238,6 +244,7 @@ def parse_completion(body: Mapping[str, Any]) -> tuple[ApiCall, ReplyStyle]:
         sampling["max_tokens"] = 1
     inputs = tuple(fields.prompt) if isinstance(fields.prompt, list) else (fields.prompt,)
     options = _options(fields, len(inputs))
+    _most_tokens(fields, sampling, len(inputs) * fields.n)
     call = ApiCall(
         fields.model, inputs, sampling, default_max_tokens=COMPLETION_MAX_TOKENS, **options
     )
@@ -295,6 +302,26 @@ def _sampling(fields: Body, param: str, num_logprobs: int | None) -> dict[str, A
     if fields.prompt_logprobs is not None:
         chosen["num_prompt_logprobs"] = fields.prompt_logprobs
     return chosen
+
+
+def _most_tokens(fields: Body, sampling: Mapping[str, Any], num_outputs: int) -> int | None:
+    """Return how many tokens an output may have for its log probabilities, None for any number.
+
+    INVALID_ARGUMENT where more are asked for.
+    """
+    count = sampling.get("num_logprobs")
+    if count is None or fields.stream:
+        return None
+    most: int = max(1, MAX_LOGPROBS_OF_CALL // (num_outputs * (1 + count)))
+    asked = sampling.get("max_tokens", 0)
+    if asked > most:
+        message = (
+            f"max_tokens is {asked}; with {1 + count} log probabilities of each token, "
+            f"{num_outputs} outputs that do not stream may have {most}, for "
+            f"{MAX_LOGPROBS_OF_CALL} together: stream, or ask for fewer"
+        )
+        raise HeadwayError(Code.INVALID_ARGUMENT, message, param="max_tokens")
+    return most
 
 
 def _style(fields: Body, *, chat: bool, logprobs: bool) -> ReplyStyle:

@@ -27,6 +27,7 @@ from services.gateway.openai.json import error_body
 from services.gateway.openai.requests import (
     CHAT,
     HARMLESS,
+    MAX_LOGPROBS_OF_CALL,
     parse_chat,
     parse_completion,
 )
@@ -310,6 +311,21 @@ def test_a_last_message_goes_on_from_its_last_place() -> None:
     long = [{"content": "a" * 600_000}, {"content": "a" * 150_000 + "b" + "a" * 150_000}]
     with pytest.raises(HeadwayError, match="cannot go on"):  # rfind would take minutes
         cut.render(long, {}, ending=ChatEnd.OPEN)
+
+
+def test_log_probabilities_of_a_whole_answer_are_few() -> None:
+    most = MAX_LOGPROBS_OF_CALL // (2 * 21)
+    many: dict[str, Any] = {"n": 2, "logprobs": True, "top_logprobs": 20}
+    assert chat(**many, max_tokens=most).sampling["max_tokens"] == most
+    assert chat(**many, max_tokens=10**5, stream=True).sampling["max_tokens"] == 10**5
+    open_end = chat(**many)
+    assert (open_end.sampling["max_tokens"], open_end.fills_context) == (most, True)
+    assert "max_tokens" not in chat(n=2).sampling
+    with pytest.raises(HeadwayError, match="stream, or ask for fewer") as refused:
+        chat(**many, max_completion_tokens=most + 1)
+    assert refused.value.param == "max_tokens"
+    with pytest.raises(HeadwayError, match="4 outputs that do not stream may have 3120"):
+        completion(["a", "b"], n=2, logprobs=20, max_tokens=9999)
 
 
 def test_bounds_of_the_draws_are_read() -> None:
