@@ -37,6 +37,13 @@ os.environ["HEADWAY_CLUSTER_SECRET_FILE"] = f"{_SECRETS.name}/secret"
 init_grpc_aio()  # held for the whole run: its last owner, collected anywhere, joins its thread
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import only files with slow tests where only those are asked for: it takes half a minute."""
+    if config.option.markexpr != "slow" or collection_path.suffix != ".py":
+        return None
+    return True if "mark.slow" not in collection_path.read_text("utf-8") else None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _empty_working_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """All tests run in an empty folder: what ``make up`` has left in ``run/`` is nobody's here."""

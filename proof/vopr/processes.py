@@ -92,6 +92,7 @@ class ShellProcess(VirtualProcess):
         self.life = ProcessLife(world.loop, name)
         self.machine = VirtualMachine(world, name, self.pid)
         self.service: Service | None = None
+        self.runtime: Runtime[Any] | None = None
         self.is_draining = False
         self.gone: Callable[[int], None] = self.ended
         """Takes its exit status once it has ended."""
@@ -108,7 +109,7 @@ class ShellProcess(VirtualProcess):
                 self.gone(0)
                 return
             started = starting.result()
-            self.service = started[1]
+            self.runtime, self.service, _ = started
             await drain_service(*started, ending)
         self.world.loop.later(0.0, partial(self.gone, 0))
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
+
+from prometheus_client import generate_latest
 
 from proof.vopr.cluster import ShellCluster
 from proof.vopr.history import run
@@ -13,10 +16,11 @@ from proof.vopr.scenario import SeedScenario
 Test = Callable[[ShellCluster], Awaitable[None]]
 
 
-def supervised(test: Test, *roles: str, standby: int = 0) -> None:
+def supervised(test: Test, *roles: str, **scenario: Any) -> None:
     """Run a test in a cluster with workers of these roles; it breaks no promise.
 
     The cluster has been told to start; the test is one more process of it, for five minutes.
+    ``scenario``: what else it is like, by the fields of ``SeedScenario``.
     """
 
     async def live(cluster: ShellCluster) -> None:
@@ -25,8 +29,9 @@ def supervised(test: Test, *roles: str, standby: int = 0) -> None:
         async with asyncio.timeout(300):
             await test(cluster)
 
-    scenario = SeedScenario(0, num_schedulers=1, roles=roles or ("unified",), standby=standby)
-    assert run(scenario, live=live).violations == []
+    history = SeedScenario(0, num_schedulers=1, roles=roles or ("unified",), **scenario)
+    violations = run(history, live=live).violations
+    assert not violations, violations
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -38,3 +43,11 @@ async def until(holds: Callable[[], object]) -> None:
 def serves(cluster: ShellCluster) -> bool:
     """Return whether all that is to serve does."""
     return not cluster.awaited()
+
+
+def metric(cluster: ShellCluster, name: str, process: str = "s0") -> float:
+    """Return the sum of a process's series whose names and labels begin so."""
+    runtime = cluster.processes[process].runtime
+    assert runtime is not None, "it has started"
+    lines = generate_latest(runtime.metrics).decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))

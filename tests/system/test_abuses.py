@@ -41,5 +41,5 @@ def test_another_key_is_served_beside_the_fast_abuses(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_another_key_is_served_beside_every_abuse(tmp_path: Path) -> None:
-    require_sound(CATALOGUE, tmp_path)
+def test_another_key_is_served_beside_every_other_abuse(tmp_path: Path) -> None:
+    require_sound([abuse for abuse in CATALOGUE if abuse.name not in FAST], tmp_path)

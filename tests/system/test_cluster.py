@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
+import json
 from typing import Any
 
 import grpc
 import httpx
 import pytest
-import pytest_asyncio
+from jsonschema import Draft202012Validator
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from protos import gateway_pb2, gateway_pb2_grpc
-from tests.fakes.local_cluster import MODEL, LocalCluster, chat, local_cluster, until
+from tests.fakes.local_cluster import MODEL, LocalCluster, chat, until
 from tests.fakes.reference import greedy_text
 
 pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
 
 PROMPTS = ("Add 17, 25, 8.", "Sort 5, 3, 9.", "Count the letter r in strawberry.")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running(
-    store_url: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[LocalCluster]:
-    folder: Path = tmp_path_factory.mktemp("logs")
-    async with local_cluster(store_url, "system", folder) as found:
-        yield found
-
-
-@pytest.fixture
-def client(running: LocalCluster) -> AsyncOpenAI:
-    return running.openai()
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 8},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "units": {"enum": ["metric", "imperial"]},
+    },
+    "required": ["city", "days", "units"],
+    "additionalProperties": False,
+}
+NAMES = ("forecast", "history")
+TOOLS: Any = [
+    {"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in NAMES
+]
+FORM: Any = {"type": "json_schema", "json_schema": {"name": "forecast", "schema": SCHEMA}}
 
 
 async def test_answers_equal_those_of_generate_whatever_runs_beside_them(
@@ -94,6 +94,37 @@ async def test_bad_requests_get_a_clear_refusal(client: AsyncOpenAI) -> None:
         await client.models.retrieve("gpt-9")
     with pytest.raises(BadRequestError, match="max_tokens"):
         await chat(client, PROMPTS[0], max_tokens=1_000_000)
+
+
+async def test_calls_and_forms_hold_across_workers(client: AsyncOpenAI) -> None:
+    """Calls that are required and answers in a form, by the small model."""
+    said: Any = [{"role": "user", "content": PROMPTS[0]}]
+
+    async def ask(**more: Any) -> Any:
+        created = client.chat.completions.create
+        return await created(model="headway-mini", messages=said, max_tokens=800, **more)
+
+    for seed in range(2):
+        (formed,) = (await ask(response_format=FORM, seed=seed)).choices
+        assert formed.finish_reason == "stop"
+        Draft202012Validator(SCHEMA).validate(json.loads(formed.message.content))
+        assert formed.message.model_extra["reasoning_content"], "it thinks freely before"
+
+    # The small model knows no tools and would think about them for long.
+    tools = {"tools": TOOLS, "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
+    (required,) = (await ask(**tools, tool_choice="required", parallel_tool_calls=False)).choices
+    (call,) = required.message.tool_calls
+    assert (required.finish_reason, call.function.name in NAMES) == ("tool_calls", True)
+    Draft202012Validator(SCHEMA).validate(json.loads(call.function.arguments))
+
+    named = {"type": "function", "function": {"name": "history"}}
+    name, arguments = "", ""
+    async for chunk in await ask(**tools, tool_choice=named, stream=True):
+        for piece in chunk.choices[0].delta.tool_calls or ():
+            name += piece.function.name or ""
+            arguments += piece.function.arguments or ""
+    assert name == "history"
+    Draft202012Validator(SCHEMA).validate(json.loads(arguments))
 
 
 async def test_a_client_that_leaves_frees_its_kv_blocks(running: LocalCluster) -> None:

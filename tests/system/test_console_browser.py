@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,12 +10,13 @@ import pytest
 
 from tests.fakes.browser import Visitor, needs_browser, visitor
 from tests.fakes.films import served, short_film
-from tests.fakes.local_cluster import local_cluster
+from tests.fakes.local_cluster import LocalCluster
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.slow,
     pytest.mark.timeout(900),
+    pytest.mark.asyncio(loop_scope="module"),
     needs_browser,
 ]
 LONG = {"model": "headway-mini", "max_tokens": 400, "ignore_eos": True}
@@ -40,10 +40,9 @@ async def ask(client: httpx.AsyncClient) -> str:
 
 
 async def test_an_operator_sees_requests_their_lives_and_a_worker_that_dies_and_is_back(
-    store_url: str, cluster: str, tmp_path: Path
+    running: LocalCluster,
 ) -> None:
     async with (
-        local_cluster(store_url, cluster, tmp_path) as running,
         httpx.AsyncClient(base_url=running.base_url, timeout=600) as client,
         visitor(running.base_url) as seen,
     ):
@@ -94,37 +93,33 @@ async def test_an_operator_sees_requests_their_lives_and_a_worker_that_dies_and_
         assert seen.errors == []
 
 
-async def test_the_page_is_readable_in_the_dark_and_on_a_phone(
-    store_url: str, cluster: str, tmp_path: Path
-) -> None:
-    async with local_cluster(store_url, cluster, tmp_path, "--decode", "1") as running:
-        phone = {"color_scheme": "dark", "is_mobile": True, "has_touch": True}
-        async with visitor(running.base_url, **phone) as seen:
-            await seen.page.set_viewport_size(PHONE)
-            await seen.see("cluster")
-            await seen.find("[data-worker]")
+async def test_the_page_is_readable_in_the_dark_and_on_a_phone(running: LocalCluster) -> None:
+    phone = {"color_scheme": "dark", "is_mobile": True, "has_touch": True}
+    async with visitor(running.base_url, **phone) as seen:
+        await seen.page.set_viewport_size(PHONE)
+        await seen.see("cluster")
+        await seen.find("[data-worker]")
+        await fits(seen)
+        await seen.see("play")
+        await seen.page.get_by_role("button", name="Send").click()
+        await seen.find("text=It has ended")
+        assert await seen.page.locator("svg.line").count() == 1
+        await fits(seen)
+        await seen.page.get_by_role("link", name="its life").click()
+        await seen.find("[data-delays]")
+        assert await seen.page.locator("svg.line").count() == 1
+        await fits(seen)
+        for view in ("requests", "whatif", "scaling"):
+            await seen.see(view)
+            await seen.find("main *")
             await fits(seen)
-            await seen.see("play")
-            await seen.page.get_by_role("button", name="Send").click()
-            await seen.find("text=It has ended")
-            assert await seen.page.locator("svg.line").count() == 1
-            await fits(seen)
-            await seen.page.get_by_role("link", name="its life").click()
-            await seen.find("[data-delays]")
-            assert await seen.page.locator("svg.line").count() == 1
-            await fits(seen)
-            for view in ("requests", "whatif", "scaling"):
-                await seen.see(view)
-                await seen.find("main *")
-                await fits(seen)
-            assert seen.errors == []
+        assert seen.errors == []
 
 
 async def test_every_output_of_a_call_has_its_life_on_a_narrow_screen(
-    store_url: str, cluster: str, tmp_path: Path
+    running: LocalCluster,
 ) -> None:
     async with (
-        local_cluster(store_url, cluster, tmp_path, "--decode", "1") as running,
         httpx.AsyncClient(base_url=running.base_url, timeout=600) as client,
         visitor(running.base_url) as seen,
     ):

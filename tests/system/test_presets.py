@@ -1,245 +1,168 @@
-"""Each preset on a real cluster: what it alone does shows in the metrics, and answers are right."""
+"""Each preset in a whole cluster on virtual time: what it alone does shows in the metrics.
+
+Every answer is checked, as in all histories of ``proof.vopr``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import count
 from typing import Any
 
-import httpx
 import pytest
 
-from cli.explain import ask, decisions_about
-from headway.life.parts import PartKind
-from services.local.store import free_port
-from tests.fakes.lives import conserves
-from tests.fakes.local_cluster import LocalCluster, chat, local_cluster, until
+from proof.vopr.cluster import ShellCluster
+from proof.vopr.scenario import Asking, WorkerShape
+from tests.fakes.supervised import metric, serves, supervised, until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
-
-PROMPT, ANSWER = "Add 17, 25, 8.", "50"
-LONG = "Add 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22."
-Start = Callable[..., AbstractAsyncContextManager[LocalCluster]]
-
-
-@pytest.fixture
-def start(store_url: str, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """A cluster under a preset, with options of its services; one request has been answered."""
-
-    @asynccontextmanager
-    async def started(preset: str, *flags: str, **options: object) -> AsyncIterator[LocalCluster]:
-        for name, value in options.items():
-            monkeypatch.setenv(f"HEADWAY_{name.upper()}", str(value))
-        flags = ("--preset", preset, "--metrics-port", str(free_port(12)), *flags)
-        async with local_cluster(store_url, cluster, tmp_path, *flags) as found:
-            assert await answer(found) == ANSWER
-            yield found
-
-    return started
-
-
-async def answer(running: LocalCluster, **options: Any) -> str:
-    """To a question that the model answers correctly, streamed."""
-    async with running.openai() as client:
-        return (await chat(client, PROMPT, **options))[1]
-
-
-async def generate(running: LocalCluster, num_tokens: int, prompt: str = "Sort 5, 3, 9.") -> None:
-    """So many tokens, wherever the model would end."""
-    body = {
-        "model": "headway-mini",
-        "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": num_tokens,
-        "ignore_eos": True,
-    }
-    # many begin at once, and reading certificates for each would keep connections silent for long
-    async with httpx.AsyncClient(base_url=running.base_url, timeout=300, verify=False) as client:
-        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
-
-
-async def has_burst(running: LocalCluster) -> bool:
-    """Whether requests were labelled so; else it is quiet for a while, so that others may be."""
-    if await running.metric("headway_gateway_burst_requests_total") > 0:
-        return True
-    await asyncio.sleep(2.0)
-    return False
-
-
-async def explanation(running: LocalCluster) -> str:
-    """Why a new request went where it went, as ``headway explain`` prints it."""
-    body = {"model": "headway-mini", "prompt": PROMPT, "max_tokens": 4, "ignore_eos": True}
-    async with httpx.AsyncClient(base_url=running.base_url, timeout=300) as client:
-        request_id = (await client.post("/v1/completions", json=body)).headers["x-request-id"]
-    told = await asyncio.to_thread(ask, running.base_url, request_id)
-    ((_, life, lines),) = told.outputs
-    assert life is not None
-    conserves(life)
-    assert PartKind.PREFILL in {part.kind for part in life.parts}
-    return "\n".join(each.text() for each in decisions_about(request_id, lines))
-
-
-async def test_vllm_like_dispatches_one_by_one_and_holds_nothing(start: Start) -> None:
-    async with start("vllm-like", "--decode", "1") as running:
-        await asyncio.gather(*(answer(running) for _ in range(6)))
-        rule = 'headway_scheduler_dispatches_total{rule="least-outstanding"}'
-        dispatches = await running.metric(rule, "scheduler")
-        assert dispatches >= 7
-        requests = "headway_scheduler_dispatched_requests_total"
-        assert await running.metric(requests, "scheduler") == dispatches
-        assert await running.metric("headway_gateway_paced_tokens") == 0
-
-
-async def test_sbs_holds_requests_and_sends_them_together(start: Start) -> None:
-    async with start("sbs", "--decode", "1") as running:
-        prompts = [f"Add {n}, 12, 13, 14, 15, 16, 17." for n in range(40)]
-        await asyncio.gather(*(generate(running, 8, prompt) for prompt in prompts))
-        held = await running.metric(
-            'headway_scheduler_wait_seconds_sum{question="dispatch"}', "scheduler"
-        )
-        dispatches = await running.metric("headway_scheduler_dispatches_total", "scheduler")
-        requests = await running.metric("headway_scheduler_dispatched_requests_total", "scheduler")
-        assert requests == 41
-        assert dispatches < requests
-        assert held > 0
-        told = await explanation(running)
-        assert "dispatch by" in told
-        assert "placement by iqr-lex: to decode-1/0" in told
-
-
-async def test_uniboost_preempts_for_better_requests_and_is_told_a_fitted_gamma(
-    start: Start,
-) -> None:
-    options = {"max_model_len": 256, "num_blocks": 20, "prefix_caching": False}
-    flags = ("--prefill", "0", "--decode", "0", "--unified", "1")
-    async with start("uniboost", *flags, **options) as running:
-        long = [asyncio.create_task(generate(running, 200)) for _ in range(4)]
-
-        async def has_preempted() -> bool:
-            await generate(running, 2)
-            return await running.metric("headway_worker_preemptions_total", "unified-1") > 0
-
-        await until(has_preempted)
-        await asyncio.gather(*long)
-
-        async def is_told() -> bool:
-            """More at once than the blocks hold, so that some wait for more than a second."""
-            await asyncio.gather(*(generate(running, 40) for _ in range(60)))
-            return await running.metric("headway_worker_gamma_per_s", "unified-1") > 0
-
-        await until(is_told, 300.0)
-        gamma = await running.metric("headway_scheduler_gamma_per_s", "scheduler")
-        assert gamma == await running.metric("headway_worker_gamma_per_s", "unified-1")
-
-
-async def test_star_moves_running_requests_to_where_there_is_less_to_come(start: Start) -> None:
-    options = {
-        "set": "rescheduling.interval=0.1,rescheduling.rest=60,rescheduling.step_tokens=64",
-        "predict_every": 0,  # lengths by like requests: those below end where no model would
-    }
-    flags = ("--prefill", "0", "--decode", "0", "--unified", "2")
-    async with start("star", *flags, **options) as running:
-
-        async def has_moved() -> bool:
-            """Long ones and short ones by turns: each worker has one kind until some move."""
-            asked = [
-                asyncio.create_task(generate(running, *((600,) if n % 2 == 0 else (2, LONG * 4))))
-                for n in range(6)
-            ]
-            await asyncio.gather(*asked)
-            moves = 'headway_scheduler_moves_total{cause="rescheduling"}'
-            return await running.metric(moves, "scheduler") > 0
-
-        await until(has_moved)
-
-
-async def test_pascal_moves_answers_and_paces_them_unless_told_otherwise(start: Start) -> None:
-    async with start("pascal", "--decode", "2", set="pacing.tpot=0.2") as running:
-        before = await running.metric("headway_gateway_paced_tokens")
-        assert await answer(running, extra_body={"headway": {"pacing": False}}) == ANSWER
-        assert await running.metric("headway_gateway_paced_tokens") == before
-
-        async def is_reasoning() -> bool:
-            asked = [asyncio.create_task(generate(running, 60, LONG)) for _ in range(4)]
-            seen = 0.0
-            while not (seen or all(task.done() for task in asked)):
-                name = "headway_worker_reasoning_requests"
-                seen = sum([await running.metric(name, f"decode-{n}") for n in (1, 2)])
-            await asyncio.gather(*asked)
-            return seen > 0
-
-        await until(is_reasoning)
-
-        async def has_moved() -> bool:
-            asked = [generate(running, 80, LONG) for _ in range(6)]
-            await asyncio.gather(*asked, *(answer(running) for _ in range(3)))
-            moves = 'headway_scheduler_moves_total{cause="boundary"}'
-            return await running.metric(moves, "scheduler") > 0
-
-        await until(has_moved)
-        assert await running.metric("headway_gateway_paced_tokens") > before
-        assert await running.metric("headway_gateway_ttfat_seconds_sum") > 0
-        assert await running.metric("headway_gateway_qoe_count") > 0
-
-
-async def burst_of_fifty(running: LocalCluster) -> None:
-    """Fifty prompts at once, all different."""
-    prompts = [f"Add {', '.join(map(str, range(n, n + 25)))}." for n in range(50)]
-    await asyncio.gather(*(generate(running, 4, prompt) for prompt in prompts))
-
-
+Test = Callable[[ShellCluster, "Ask"], Awaitable[None]]
+Ask = Callable[..., Awaitable[None]]
+PAIR = ("prefill", "decode")
+CONVERTIBLE = (*PAIR, "convertible")
+DISPATCHES, DISPATCHED = (
+    f"headway_scheduler_{name}_total" for name in ("dispatches", "dispatched_requests")
+)
+MOVES = 'headway_scheduler_moves_total{cause="%s"}'
 CONVERTED = 'headway_scheduler_dispatches_total{rule="convertible"}'
 NEVER_LATE = ",".join(f"dispatch.ttft_{size}=600" for size in ("short", "medium", "long"))
 
 
-async def test_tokenscale_sends_bursts_to_convertible_decoders(start: Start) -> None:
-    flags = ("--decode", "1", "--convertible", "1")
-    async with start("tokenscale", *flags) as running:
+@pytest.fixture
+def under(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A cluster under a preset, with options of its services, that serves."""
 
-        async def has_helped() -> bool:
-            await burst_of_fifty(running)
-            is_used = await running.metric(CONVERTED, "scheduler") > 0
-            return is_used and await has_burst(running)
+    def play(test: Test, preset: str, *roles: str, shape: Any = None, **options: str) -> None:
+        for name, value in options.items():
+            monkeypatch.setenv(f"HEADWAY_{name.upper()}", value)
+        shape = WorkerShape(**{"num_blocks": 64, "chunk_tokens": 64, **(shape or {})})
 
-        await until(has_helped)
+        async def live(cluster: ShellCluster) -> None:
+            await until(partial(serves, cluster))
+            await test(cluster, partial(ask, cluster, count()))
+
+        policy = options.get("policy", "")
+        supervised(live, *roles, preset=preset, shape=shape, policy=policy, request_timeout=120.0)
+
+    return play
 
 
-async def test_under_headway_a_convertible_prefills_nothing_but_bursts(start: Start) -> None:
+async def ask(cluster: ShellCluster, numbers: count[int], number: int, **like: Any) -> None:
+    """Send so many requests at once; return when all have been answered."""
+    for _ in range(number):
+        cluster.submit(Asking(f"r{next(numbers)}", cluster.world.loop.time(), **like))
+    await asyncio.sleep(0.1)
+    await until(lambda: not cluster.world.checker.open_ids)
+
+
+def test_vllm_like_dispatches_one_by_one_and_holds_nothing(under: Callable[..., None]) -> None:
+    async def test(cluster: ShellCluster, ask: Ask) -> None:
+        await ask(7, paced=True)
+        one_by_one = 'headway_scheduler_dispatches_total{rule="least-outstanding"}'
+        assert metric(cluster, one_by_one) == metric(cluster, DISPATCHED) == 7
+        assert metric(cluster, "headway_gateway_paced_tokens", "g0") == 0
+
+    under(test, "vllm-like", *PAIR)
+
+
+def test_sbs_holds_requests_and_sends_them_together(under: Callable[..., None]) -> None:
+    async def test(cluster: ShellCluster, ask: Ask) -> None:
+        await ask(40)
+        waits = 'headway_scheduler_wait_seconds_sum{question="dispatch"}'
+        assert metric(cluster, DISPATCHES) < metric(cluster, DISPATCHED) == 40
+        assert metric(cluster, waits) > 0
+
+    under(test, "sbs", *PAIR)
+
+
+def test_uniboost_preempts_for_better_requests_and_is_told_a_fitted_gamma(
+    under: Callable[..., None],
+) -> None:
+    async def test(cluster: ShellCluster, ask: Ask) -> None:
+        long = asyncio.create_task(ask(4, max_tokens=70))
+        await asyncio.sleep(1.0)
+        await ask(20, max_tokens=2)
+        await long
+        assert metric(cluster, "headway_worker_preemptions_total", "w0") > 0
+        # More at once than the blocks hold, so that some wait for more than a second.
+        while not metric(cluster, "headway_worker_gamma_per_s", "w0"):
+            await ask(60, max_tokens=40)
+        gamma = metric(cluster, "headway_scheduler_gamma_per_s")
+        assert gamma == metric(cluster, "headway_worker_gamma_per_s", "w0")
+
+    under(test, "uniboost", shape={"num_blocks": 20, "prefix_caching": False})
+
+
+def test_star_moves_running_requests_to_where_there_is_less_to_come(
+    under: Callable[..., None],
+) -> None:
+    async def test(cluster: ShellCluster, ask: Ask) -> None:
+        """Long ones and short ones by turns: each worker has one kind until some move."""
+        while not metric(cluster, MOVES % "rescheduling"):
+            async with asyncio.TaskGroup() as group:
+                for number in range(6):
+                    group.create_task(ask(1, max_tokens=2 if number % 2 else 200))
+
+    settings = "rescheduling.interval=0.1,rescheduling.rest=60,rescheduling.step_tokens=64"
+    under(test, "star", "unified", "unified", set=settings)
+
+
+def test_pascal_moves_answers_and_paces_them_unless_told_otherwise(
+    under: Callable[..., None],
+) -> None:
+    async def test(cluster: ShellCluster, ask: Ask) -> None:
+        seen = 0.0
+        asked = asyncio.create_task(ask(8, reasons=True, max_tokens=120))
+        while not asked.done():
+            await asyncio.sleep(0.05)
+            names = ((f"w{n}", "headway_worker_reasoning_requests") for n in (1, 2))
+            seen += sum(metric(cluster, name, worker) for worker, name in names)
+        assert seen > 0
+        assert metric(cluster, "headway_gateway_paced_tokens", "g0") == 0
+        await ask(8, reasons=True, paced=True, max_tokens=120)
+        assert metric(cluster, MOVES % "boundary") > 0
+        assert metric(cluster, "headway_gateway_paced_tokens", "g0") > 0
+        assert metric(cluster, "headway_gateway_ttfat_seconds_sum", "g0") > 0
+        assert metric(cluster, "headway_gateway_qoe_count", "g0") > 0
+
+    under(test, "pascal", *PAIR, "decode", set="pacing.tpot=0.2")
+
+
+async def give_bursts_to_a_convertible(cluster: ShellCluster, ask: Ask) -> None:
+    """Fifty at once, and again after a while that is quiet."""
+    for _ in range(3):
+        await ask(50, max_tokens=4)
+        await asyncio.sleep(2.0)
+    assert metric(cluster, "headway_gateway_burst_requests_total", "g0") > 0
+    assert metric(cluster, CONVERTED) > 0
+
+
+def test_tokenscale_sends_bursts_to_convertible_decoders(under: Callable[..., None]) -> None:
+    under(give_bursts_to_a_convertible, "tokenscale", *CONVERTIBLE)
+
+
+def test_under_headway_a_convertible_prefills_nothing_but_bursts(
+    under: Callable[..., None],
+) -> None:
     """On any machine: no SLO is so short that a prompt could be late for it."""
-    flags = ("--decode", "1", "--convertible", "1")
-    async with start("headway", *flags, set=NEVER_LATE, policy="burst=off") as running:
+
+    async def test(cluster: ShellCluster, ask: Ask) -> None:
         for _ in range(3):
-            await burst_of_fifty(running)
-        assert (
-            await running.metric("headway_scheduler_dispatched_requests_total", "scheduler") > 150
-        )
-        assert await running.metric(CONVERTED, "scheduler") == 0
+            await ask(50, max_tokens=4)
+        assert metric(cluster, DISPATCHED) == 150
+        assert metric(cluster, CONVERTED) == 0
+
+    under(test, "headway", *CONVERTIBLE, set=NEVER_LATE, policy="burst=off")
 
 
-async def test_under_headway_a_convertible_takes_part_in_a_burst(start: Start) -> None:
-    flags = ("--decode", "1", "--convertible", "1")
-    async with start("headway", *flags, set=NEVER_LATE) as running:
+def test_headway_holds_windows_paces_and_gives_bursts_to_convertibles(
+    under: Callable[..., None],
+) -> None:
+    async def test(cluster: ShellCluster, ask: Ask) -> None:
+        await give_bursts_to_a_convertible(cluster, ask)
+        await ask(4, paced=True, max_tokens=20)
+        assert metric(cluster, DISPATCHES) < metric(cluster, DISPATCHED)
+        assert metric(cluster, "headway_gateway_paced_tokens", "g0") > 0
 
-        async def has_helped() -> bool:
-            await burst_of_fifty(running)
-            is_used = await running.metric(CONVERTED, "scheduler") > 0
-            return await has_burst(running) and is_used
-
-        await until(has_helped)
-
-
-async def test_headway_holds_windows_and_paces_and_labels_bursts(start: Start) -> None:
-    async with start("headway", "--decode", "1", set="pacing.tpot=0.2") as running:
-
-        async def has_burst_of_forty() -> bool:
-            prompts = [f"Add {n}, 12, 13, 14, 15, 16, 17." for n in range(40)]
-            await asyncio.gather(*(generate(running, 8, prompt) for prompt in prompts))
-            return await has_burst(running)
-
-        await until(has_burst_of_forty)
-        await asyncio.gather(*(answer(running) for _ in range(4)))
-        dispatches = await running.metric("headway_scheduler_dispatches_total", "scheduler")
-        requests = await running.metric("headway_scheduler_dispatched_requests_total", "scheduler")
-        assert dispatches < requests
-        assert await running.metric("headway_gateway_paced_tokens") > 0
+    under(test, "headway", *CONVERTIBLE, set=f"{NEVER_LATE},pacing.tpot=0.2")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from openai import AsyncOpenAI
 
 from services.runtime.store import Leader
-from tests.fakes.local_cluster import MODEL, LocalCluster, chat, local_cluster, until
+from tests.fakes.local_cluster import MODEL, LocalCluster, chat, until
 from tests.fakes.reference import greedy_text
 
 pytestmark = [
@@ -24,22 +21,8 @@ pytestmark = [
 ]
 
 LONG = "Add 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22."
-PATIENCE = 300.0
+FLAGS = ("--schedulers", "2")
 SHORT = ("Add 17, 25, 8.", "Sort 5, 3, 9.", "Count the letter r in strawberry.")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running(
-    store_url: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[LocalCluster]:
-    folder: Path = tmp_path_factory.mktemp("logs")
-    async with local_cluster(store_url, "takeover", folder, "--schedulers", "2") as found:
-        yield found
-
-
-@pytest.fixture
-def client(running: LocalCluster) -> AsyncOpenAI:
-    return running.openai(PATIENCE)
 
 
 def ask_all(

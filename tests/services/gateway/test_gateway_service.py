@@ -159,13 +159,14 @@ async def test_a_request_over_its_time_ends_with_the_tokens_so_far_and_says_so(
 ) -> None:
     async with cluster(tmp_path, store_url, delay=0.01, request_timeout=3.0) as running:
         client, text = running.openai(), "a" * 1000
+        asked = client.completions.create(model="tiny", prompt=text, max_tokens=1000)
+        at_once = asyncio.create_task(asked)
         streamed = await client.completions.create(
             model="tiny", prompt=text, max_tokens=1000, stream=True
         )
         chunks = [chunk.choices[0] async for chunk in streamed]
         assert len("".join(chunk.text for chunk in chunks)) > 0
-        reply = await client.completions.create(model="tiny", prompt=text, max_tokens=1000)
-        whole = reply.choices[0]
+        whole = (await at_once).choices[0]
         assert len(whole.text) > 0
         for choice in (chunks[-1], whole):
             assert choice.finish_reason == "length"

@@ -7,8 +7,11 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -78,24 +81,34 @@ def kv_header(engine: FakeEngine) -> KvHeader:
     return KvHeader(request, 0, 4, 4 * prod(shape), info.block_size, info.dtype, shape)
 
 
-def _offer_forever(pipe: Any) -> None:
+def _offer_forever(pipe: Any, num_blocks: int) -> None:
     async def offer() -> None:
-        kv = NixlKv(Blocks(1, num_blocks=32), "source", on_loopback=True)
-        pipe.send(await kv.offer(range(32), from_host=False))
+        kv = NixlKv(Blocks(1, num_blocks), "source", on_loopback=True)
+        pipe.send(await kv.offer(range(num_blocks), from_host=False))
         await asyncio.sleep(3600)
 
     asyncio.run(offer())
 
 
+@contextmanager
+def _offering(num_blocks: int) -> Iterator[tuple[BaseProcess, Any]]:
+    """A process that offers its blocks, and the pipe with its offer."""
+    ours, theirs = multiprocessing.Pipe()
+    spawned = multiprocessing.get_context("spawn")
+    process = spawned.Process(target=_offer_forever, args=(theirs, num_blocks))
+    process.start()
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+
+
 @needs_nixl
 async def test_a_sender_that_is_killed_mid_read_ends_the_read() -> None:
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_offer_forever, args=(theirs,))
-    process.start()
     kv = NixlKv(Blocks(0, num_blocks=32), "target", on_loopback=True)
-    try:
-        async with asyncio.timeout(120):
-            offer = await asyncio.to_thread(ours.recv)
+    with _offering(32) as (process, pipe):
+        async with asyncio.timeout(300):
+            offer = await asyncio.to_thread(pipe.recv)
             reading = asyncio.create_task(kv.read(offer, range(32), to_host=False))
             while not kv._senders:
                 await asyncio.sleep(0.001)
@@ -104,9 +117,7 @@ async def test_a_sender_that_is_killed_mid_read_ends_the_read() -> None:
             process.join()
             with pytest.raises(HeadwayError, match="cannot be read"):
                 await kv.read(offer, range(32), to_host=False)
-    finally:
-        process.kill()
-        await kv.close()
+    await kv.close()
 
 
 @needs_nixl
@@ -114,22 +125,19 @@ async def test_a_sender_that_hangs_holds_up_no_reads_but_its_own_and_no_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp,self")  # memory that is shared is read without the sender
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_offer_forever, args=(theirs,))
-    process.start()
-    own = Blocks(0, 32)
-    kv, other = (NixlKv(each, "t", on_loopback=True) for each in (own, Blocks(5, 32)))
-    try:
-        async with asyncio.timeout(120):
-            offer = await asyncio.to_thread(ours.recv)
-            await kv.read(offer, range(32), to_host=False)
+    own = Blocks(0)
+    kv, other = (NixlKv(each, "t", on_loopback=True) for each in (own, Blocks(5)))
+    with _offering(2) as (process, pipe):
+        async with asyncio.timeout(300):
+            offer = await asyncio.to_thread(pipe.recv)
+            await kv.read(offer, [0, 1], to_host=False)
             assert process.pid is not None
             os.kill(process.pid, signal.SIGSTOP)
-            reads = [asyncio.create_task(kv.read(offer, range(32), to_host=False)) for _ in "1234"]
+            reads = [asyncio.create_task(kv.read(offer, [0, 1], to_host=False)) for _ in "1234"]
             await asyncio.sleep(0)
             with pytest.raises(HeadwayError, match="4 reads of this sender have not ended"):
-                await kv.read(offer, range(32), to_host=False)
-            await kv.read(await offered(other, [1]), [1], to_host=False)
+                await kv.read(offer, [0, 1], to_host=False)
+            await kv.read(await offered(other, [1]), [2], to_host=False)
             await kv.close()
             ends = await asyncio.gather(*reads, return_exceptions=True)
             assert ["this worker stops" in str(end) for end in ends] == [True] * 4
@@ -138,10 +146,7 @@ async def test_a_sender_that_hangs_holds_up_no_reads_but_its_own_and_no_stop(
             os.kill(process.pid, signal.SIGCONT)
             await asyncio.to_thread(process.join, 1.0)
             assert np.all(own.planes == 77)
-    finally:
-        process.kill()
-        await kv.close()
-        await other.close()
+    await other.close()
 
 
 @needs_nixl
