@@ -193,11 +193,7 @@ def test_a_cluster_of_another_kind_serves_and_ends(line: str, cluster: Started) 
     port = free_port(2)
     line = f"{line.replace(':9000', f':{cluster.port}')} --port {port} --log-dir run-{port}"
     with serving(cluster.folder, line, port):
-        shell(
-            f"curl --fail --max-time 300 http://127.0.0.1:{port}/v1/models",
-            cluster.folder,
-            port,
-        )
+        shell(f"curl --fail --max-time 300 http://127.0.0.1:{port}/v1/models", cluster.folder, port)
 
 
 @pytest.mark.slow

@@ -11,12 +11,7 @@ import pytest
 from cli import main
 from services.worker.engines import known_engines
 
-COMMANDS = (
-    ("simulate", "chat-and-reasoning"),
-    ("reproduce", "sbs"),
-    ("demo",),
-    ("up",),
-)
+COMMANDS = (("simulate", "chat-and-reasoning"), ("reproduce", "sbs"), ("demo",), ("up",))
 
 
 @pytest.mark.parametrize("wrong", [("--policy", "batching=nope"), ("--set", "batching.nope=1")])

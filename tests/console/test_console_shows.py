@@ -19,13 +19,7 @@ from headway.console.recent import COLUMNS, HISTORY, EndedRequest, RecentRequest
 from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.rows import RowQuery, RowSearch
 from headway.messages import TokenBatch, UsedConstant
-from headway.picture import (
-    NO_PICTURE,
-    ClusterPicture,
-    HeldPicture,
-    MovePicture,
-    WorkerPicture,
-)
+from headway.picture import NO_PICTURE, ClusterPicture, HeldPicture, MovePicture, WorkerPicture
 from headway.request import FinishReason, Request
 from headway.service_class import ServiceClass, Standing
 from tests.fakes.gateway_core import gateway, opened, place, requests_in, submit, tokens

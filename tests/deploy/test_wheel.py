@@ -67,9 +67,7 @@ def test_the_wheels_put_only_names_of_ours_into_site_packages(wheels: tuple[Path
     ]
 
 
-def test_every_room_of_the_checkout_is_in_the_wheel_file_by_file(
-    wheels: tuple[Path, Path],
-) -> None:
+def test_every_room_of_the_checkout_is_in_the_wheel_file_by_file(wheels: tuple[Path, Path]) -> None:
     there = {name.removeprefix("headway_rooms/") for name in zipfile.ZipFile(wheels[0]).namelist()}
     rooms = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     for room in rooms["root_packages"]:

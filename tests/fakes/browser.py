@@ -72,8 +72,7 @@ async def visitor(url: str, **options: Any) -> AsyncIterator[Visitor]:
         found = Visitor(page, url)
         page.on("pageerror", lambda error: found.errors.append(str(error)))
         page.on(
-            "console",
-            lambda said: found.errors.append(said.text) if said.type == "error" else None,
+            "console", lambda said: found.errors.append(said.text) if said.type == "error" else None
         )
         try:
             yield found

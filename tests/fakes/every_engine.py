@@ -56,11 +56,7 @@ def engine_under_test(name: str) -> Iterator[EngineUnderTest]:
 
 
 def _loaded_once(name: str) -> Iterator[EngineUnderTest]:
-    options: dict[str, Any] = {
-        "engine": name,
-        "num_blocks": NUM_BLOCKS,
-        "max_model_len": 1024,
-    }
+    options: dict[str, Any] = {"engine": name, "num_blocks": NUM_BLOCKS, "max_model_len": 1024}
     if name == "vllm" and os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
         options["async_scheduling"] = True  # passes begin behind others
     engine: Any = find_engine(name)(

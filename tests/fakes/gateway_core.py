@@ -7,13 +7,7 @@ from dataclasses import replace
 
 from headway.cluster import Role
 from headway.core.gateway.core import GatewayCore
-from headway.core.gateway.events import (
-    Deliver,
-    Fail,
-    GatewayAction,
-    SchedulerConnected,
-    Submit,
-)
+from headway.core.gateway.events import Deliver, Fail, GatewayAction, SchedulerConnected, Submit
 from headway.core.gateway.settings import GatewaySettings
 from headway.errors import Code
 from headway.messages import Placed, StreamFailure, TokenBatch
@@ -35,12 +29,7 @@ def submit(name: str, *, max_tokens: int = 10, num_prompt: int = 4, at: float = 
 
 
 def opened(
-    core: GatewayCore,
-    name: str = "r",
-    *,
-    now: float = 0.0,
-    on: str = "w",
-    may_be_cut: bool = False,
+    core: GatewayCore, name: str = "r", *, now: float = 0.0, on: str = "w", may_be_cut: bool = False
 ) -> Request:
     """Submit it; the scheduler places it on a worker, unless ``on`` is empty."""
     event = replace(submit(name, at=now), may_be_cut=may_be_cut)

@@ -84,11 +84,7 @@ async def cluster(
     if "models" not in options:
         options["model"] = str(write_model(folder / "tiny", generation=generation))
     config = GatewayConfig(
-        service_id=GATEWAY_ID,
-        cluster=name,
-        store=store_url,
-        http_port=0,
-        **options,
+        service_id=GATEWAY_ID, cluster=name, store=store_url, http_port=0, **options
     )
     server = GrpcServer(config, for_clients=True)
     runtime = Runtime(config=config, clock=Clock(), store=store, server=server, log=get_logger())

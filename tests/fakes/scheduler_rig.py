@@ -31,12 +31,7 @@ from headway.messages import (
 )
 from headway.picture import ClusterPicture
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
-from protos import (
-    scheduler_pb2,
-    scheduler_pb2_grpc,
-    worker_pb2,
-    worker_pb2_grpc,
-)
+from protos import scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.clock import Clock

@@ -49,11 +49,7 @@ def key(stream_id: int, gateway_id: str = "g") -> StreamKey:
 
 
 def make_request(
-    stream_id: int,
-    num_prompt: int = 10,
-    *,
-    max_tokens: int = 5,
-    **fields: Any,
+    stream_id: int, num_prompt: int = 10, *, max_tokens: int = 5, **fields: Any
 ) -> Request:
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     fields = {"arrival_at": stream_id / 1000, **fields}

@@ -37,10 +37,7 @@ def instance(role: Role, **changes: object) -> InstanceSpec:
 
 
 def disaggregated(num_prefill: int = 1, num_decode: int = 2, **changes: object) -> ClusterSpec:
-    instances = (
-        (instance(Role.PREFILL), num_prefill),
-        (instance(Role.DECODE), num_decode),
-    )
+    instances = ((instance(Role.PREFILL), num_prefill), (instance(Role.DECODE), num_decode))
     return cluster_of(instances, **changes)
 
 

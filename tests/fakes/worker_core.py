@@ -11,12 +11,7 @@ from headway.core.worker.room import Preemptions
 from headway.core.worker.unit import PrefixCounts
 from headway.cost.costs import Constant
 from headway.forward_pass import ForwardPass
-from headway.messages import (
-    Dispatch,
-    EndForward,
-    MeasuredCosts,
-    UnitBatch,
-)
+from headway.messages import Dispatch, EndForward, MeasuredCosts, UnitBatch
 from headway.policies.batching import Batching
 from headway.policies.batching.fcfs import Fcfs
 from headway.policies.batching.sarathi import Sarathi

@@ -15,10 +15,7 @@ import grpc
 import pytest
 
 from headway.errors import Code
-from headway.messages import (
-    ControlHello,
-    Snapshot,
-)
+from headway.messages import ControlHello, Snapshot
 from headway.request import Request, SamplingParams
 from protos import gateway_pb2, gateway_pb2_grpc, worker_pb2, worker_pb2_grpc
 from services.runtime import wire

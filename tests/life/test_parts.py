@@ -118,11 +118,7 @@ def test_a_handoff_is_a_placement_and_a_transfer() -> None:
 def test_a_move_stops_a_request_only_for_its_remainder() -> None:
     sent = (*PLAIN, Moment(200, M.ARRIVING, "b"), Moment(260, M.LEFT, "a"))
     moments = (*sent, Moment(261, M.DEPARTS, "a"), Moment(290, M.RUNS_ON, "b"))
-    assert kinds(moments)[-3:] == [
-        (P.DECODE, 170, "a"),
-        (P.MOVE, 30, "a"),
-        (P.DECODE, 710, "b"),
-    ]
+    assert kinds(moments)[-3:] == [(P.DECODE, 170, "a"), (P.MOVE, 30, "a"), (P.DECODE, 710, "b")]
 
 
 def test_a_lost_attempt_is_a_retry_and_begins_again() -> None:

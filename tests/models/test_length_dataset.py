@@ -65,11 +65,7 @@ def synthetic(num_requests: int = 120, seed: int = 0) -> Collected:
     hidden = rng.normal(size=(len(left), 4))
     hidden[:, 1] = left / 50
     return Collected(
-        tuple(requests),
-        hidden.astype(np.float16),
-        np.array(owners),
-        np.array(generated),
-        left,
+        tuple(requests), hidden.astype(np.float16), np.array(owners), np.array(generated), left
     )
 
 

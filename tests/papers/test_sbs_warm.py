@@ -294,10 +294,7 @@ class Step(NamedTuple):
 
 STEPS = st.lists(
     st.builds(
-        Step,
-        st.sampled_from(["ask", "ask", "end", "wait"]),
-        st.integers(1, 900),
-        st.integers(0, 2),
+        Step, st.sampled_from(["ask", "ask", "end", "wait"]), st.integers(1, 900), st.integers(0, 2)
     ),
     max_size=40,
 )

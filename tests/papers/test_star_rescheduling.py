@@ -121,10 +121,7 @@ def test_a_small_gain_is_not_worth_a_move() -> None:
 
 def test_prediction_sees_load_that_is_yet_to_come() -> None:
     """Now the loads are alike; later all of b's requests will have ended."""
-    units = [
-        unit("a", (1, 2000, 9000), (2, 2000, 9000)),
-        unit("b", (3, 2000, 30), (4, 1900, 30)),
-    ]
+    units = [unit("a", (1, 2000, 9000), (2, 2000, 9000)), unit("b", (3, 2000, 30), (4, 1900, 30))]
     assert moved(units, theta=0.01) == []  # b is not underloaded while it is full
     later = [units[0], unit("b", (4, 1900, 30))]
     assert moved(later) == [(1, "a", "b")]

@@ -10,11 +10,7 @@ import pytest
 
 from headway.cluster import Role
 from headway.cost.profile import load_profile
-from headway.cost.velocity import (
-    convertible_velocity,
-    reserved_tokens,
-    takes_decode,
-)
+from headway.cost.velocity import convertible_velocity, reserved_tokens, takes_decode
 from headway.errors import HeadwayError
 from headway.policies import registry
 from headway.policies.batching.fcfs import Fcfs

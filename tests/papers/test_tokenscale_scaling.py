@@ -14,14 +14,7 @@ from headway.errors import HeadwayError
 from headway.messages import PassWork
 from headway.policies.scaling.burst_ratio import num_convertibles
 from headway.policies.scaling.meter import RateMeter
-from headway.policies.scaling.protocol import (
-    Fleet,
-    PoolLoad,
-    Rates,
-    StartUp,
-    Targets,
-    WorkSample,
-)
+from headway.policies.scaling.protocol import Fleet, PoolLoad, Rates, StartUp, Targets, WorkSample
 from headway.policies.scaling.tokenscale import TokenScale, TokenScaleParams
 from headway.service_class import ServiceClass, Standing
 

@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 
 from headway.cost.costs import Costs, Source
 from headway.errors import HeadwayError
-from headway.policies.batching.boost import (
-    BoostParams,
-    ServiceTime,
-    boost,
-    boosted,
-    effective_work,
-)
+from headway.policies.batching.boost import BoostParams, ServiceTime, boost, boosted, effective_work
 from headway.policies.batching.fcfs import Fcfs
 from headway.policies.batching.las import Las
 from headway.policies.batching.uniboost_base import UniBoostBase
@@ -29,11 +23,7 @@ TOKENS = [10**power for power in range(8)]
 SECONDS_PER_TOKEN = [1e-6, 1e-3, 1.0]
 CANDIDATES = st.lists(
     st.builds(
-        decoding,
-        st.just(0),
-        st.integers(0, 10**7),
-        st.floats(0, 2e9),
-        st.integers(0, 10**5),
+        decoding, st.just(0), st.integers(0, 10**7), st.floats(0, 2e9), st.integers(0, 10**5)
     ),
     max_size=12,
 ).map(lambda rows: [decoding(n, c.num_output_tokens, c.arrival_at) for n, c in enumerate(rows)])

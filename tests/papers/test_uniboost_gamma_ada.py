@@ -10,12 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from headway.errors import HeadwayError
-from headway.policies.batching.gamma_ada import (
-    GammaAda,
-    GammaAdaParams,
-    decay_rate,
-    tail_slope,
-)
+from headway.policies.batching.gamma_ada import GammaAda, GammaAdaParams, decay_rate, tail_slope
 from headway.policies.batching.uniboost import UniBoost, UniBoostParams
 from tests.fakes.candidates import decoding
 
@@ -127,11 +122,7 @@ def test_a_fit_comes_with_every_so_many_completions() -> None:
 
 @pytest.mark.parametrize(
     "times",
-    [
-        quantiles(99),
-        np.full(500, 3.0),
-        np.zeros(500),
-    ],
+    [quantiles(99), np.full(500, 3.0), np.zeros(500)],
     ids=["fewer than 100", "zero width", "all at once"],
 )
 def test_a_degenerate_fit_keeps_gamma(times: NDArray[np.float64]) -> None:

@@ -28,14 +28,7 @@ from planning.profile.plan import (
     most_at_a_time,
 )
 from planning.profile.prefill import tokens_per_s
-from planning.profile.result import (
-    Deployment,
-    Measured,
-    doubt,
-    fit_passes,
-    make_profile,
-    table,
-)
+from planning.profile.result import Deployment, Measured, doubt, fit_passes, make_profile, table
 from results.kept import Kept
 
 INFO = WorkerInfo("p", "a:1", Role.PREFILL, "m", 1, 512, 16, 1000, 2048, 3072)

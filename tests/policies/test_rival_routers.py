@@ -158,8 +158,7 @@ def test_sglang_of_equal_beginnings_takes_the_fewest_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "fewest", "home"),
-    [(70, 5, "b"), (69, 5, "a"), (300, 200, "a"), (301, 200, "b")],
+    ("most", "fewest", "home"), [(70, 5, "b"), (69, 5, "a"), (300, 200, "a"), (301, 200, "b")]
 )
 def test_sglang_gives_a_beginning_up_above_both_thresholds(
     most: int, fewest: int, home: str

@@ -24,14 +24,7 @@ from headway.messages import KvHeader
 from proof.vopr.campaign import STANDARD
 from proof.vopr.draw import draw
 from proof.vopr.history import History, run
-from proof.vopr.scenario import (
-    Asking,
-    FaultKind,
-    PlannedFault,
-    SeedScenario,
-    WorkerShape,
-    parse,
-)
+from proof.vopr.scenario import Asking, FaultKind, PlannedFault, SeedScenario, WorkerShape, parse
 from proof.vopr.shrink import shrink, smallest
 from services.runtime import store_scripts
 

@@ -20,11 +20,7 @@ REASONS = st.one_of(st.none(), st.none(), st.sampled_from(FinishReason))
 ENTRIES = st.lists(st.tuples(STREAMS, INDICES, st.integers(0, 2**32 - 1), REASONS), max_size=8)
 FAILURES = st.lists(
     st.builds(
-        StreamFailure,
-        STREAMS,
-        st.sampled_from(FinishReason),
-        st.just("x"),
-        st.sampled_from(Code),
+        StreamFailure, STREAMS, st.sampled_from(FinishReason), st.just("x"), st.sampled_from(Code)
     ),
     max_size=2,
 )

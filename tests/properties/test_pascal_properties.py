@@ -79,8 +79,7 @@ def algorithm_2(here: DecodeUnit, units: Sequence[DecodeUnit]) -> UnitId:
     else:
         load = {u.unit: u.num_reasoning + u.num_fresh_answering for u in units}
     ranked = sorted(
-        compliant or units,
-        key=lambda u: (load[u.unit], u.load_tokens, u is not here, u.unit),
+        compliant or units, key=lambda u: (load[u.unit], u.load_tokens, u is not here, u.unit)
     )
     return ranked[0].unit
 

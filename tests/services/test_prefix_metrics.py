@@ -15,13 +15,7 @@ from headway.messages import Admission, CachedPrefixes, Placed, Snapshot
 from services.runtime import wire
 from services.scheduler.explanations import decision_line
 from services.scheduler.metrics import SchedulerMetrics
-from tests.fakes.scheduler_text import (
-    SchedulerHarness,
-    idle_loads,
-    key,
-    make_info,
-    make_request,
-)
+from tests.fakes.scheduler_text import SchedulerHarness, idle_loads, key, make_info, make_request
 
 STEP = waypoint(1)
 NUM_HIT = 32 * STEP

@@ -103,10 +103,7 @@ def test_convertible_decoders_decode_first_on_both(preset: str) -> None:
 @pytest.mark.parametrize("host_tokens", [0, 8000])
 def test_who_finds_no_memory_is_preempted_and_ends_all_the_same(host_tokens: int) -> None:
     decode = instance(
-        Role.DECODE,
-        kv_capacity_tokens=6000,
-        host_capacity_tokens=host_tokens,
-        swap_per_token=1e-6,
+        Role.DECODE, kv_capacity_tokens=6000, host_capacity_tokens=host_tokens, swap_per_token=1e-6
     )
     spec = cluster_spec(
         PRESETS["vllm-like"], Conditions(((instance(Role.PREFILL), 1), (decode, 2)))

@@ -67,9 +67,7 @@ def test_a_long_prompt_has_longer_for_its_first_token() -> None:
 
 
 @pytest.mark.usefixtures("azure")
-def test_a_cell_without_its_trace_is_named_and_left_out(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_cell_without_its_trace_is_named_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert not set(dominance.present("p", cells.CELLS)) & set(RECORDED)
     told = capsys.readouterr().err
     assert all(f"p: {name} is left out" in told for name in RECORDED)

@@ -10,16 +10,7 @@ from types import MappingProxyType
 import pytest
 
 from cli import main
-from studies import (
-    bursts,
-    composition,
-    pascal,
-    sbs,
-    sbs_decode,
-    star,
-    tokenscale,
-    uniboost,
-)
+from studies import bursts, composition, pascal, sbs, sbs_decode, star, tokenscale, uniboost
 from studies.cells import requests
 from studies.claims import Claim
 from studies.dominance import cluster_of

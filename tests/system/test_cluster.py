@@ -63,9 +63,7 @@ async def test_a_seeded_request_repeats_itself(client: AsyncOpenAI) -> None:
 
 async def test_usage_counts_reasoning_apart(client: AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(
-        model="headway-mini",
-        messages=[{"role": "user", "content": PROMPTS[1]}],
-        temperature=0,
+        model="headway-mini", messages=[{"role": "user", "content": PROMPTS[1]}], temperature=0
     )
     usage = answer.usage
     assert usage is not None

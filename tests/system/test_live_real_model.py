@@ -30,9 +30,6 @@ async def test_a_real_model_answers_questions(store_url: str, tmp_path: Path) ->
 
 async def _ask(client: AsyncOpenAI, model: str, question: str) -> str:
     answer = await client.chat.completions.create(
-        model=model,
-        messages=[{"role": "user", "content": question}],
-        temperature=0,
-        max_tokens=40,
+        model=model, messages=[{"role": "user", "content": question}], temperature=0, max_tokens=40
     )
     return answer.choices[0].message.content or ""

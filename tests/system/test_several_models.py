@@ -72,9 +72,7 @@ max_model_len = 128
         for name in ("mini", "contrary"):
             await until(partial(is_known, client, name))
             answer = await client.chat.completions.create(
-                model=name,
-                messages=[{"role": "user", "content": ASKED}],
-                temperature=0,
+                model=name, messages=[{"role": "user", "content": ASKED}], temperature=0
             )
             said[name] = answer.choices[0].message.content
             assert answer.usage is not None

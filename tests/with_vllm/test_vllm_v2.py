@@ -259,10 +259,7 @@ async def _serve_ahead(
     """Serve them all with the core and the threads of a worker."""
     info = WorkerInfo("w", "w:1", Role.UNIFIED, "m", 1, CHUNK, SIZE, BLOCKS, 512, 3072)
     settings = WorkerSettings(
-        prefix_caching=True,
-        watermark=0.0,
-        runs_ahead=runs_ahead,
-        host_tokens=host_blocks * SIZE,
+        prefix_caching=True, watermark=0.0, runs_ahead=runs_ahead, host_tokens=host_blocks * SIZE
     )
     core = WorkerCore(info, (), registry.make("batching", policy), settings)
     results: asyncio.Queue[PassResult | PassFailed] = asyncio.Queue()

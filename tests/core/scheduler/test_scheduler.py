@@ -7,11 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headway.cluster import Role, UnitLoad
-from headway.core.scheduler.events import (
-    Elected,
-    SendToGateway,
-    SendToWorker,
-)
+from headway.core.scheduler.events import Elected, SendToGateway, SendToWorker
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import Dispatch, Placed
 from tests.fakes.scheduler_text import (

@@ -20,12 +20,7 @@ from headway.messages import (
     RunningRequests,
 )
 from headway.service_class import ServiceClass, Standing
-from tests.fakes.scheduler_text import (
-    SchedulerHarness,
-    decoding_cluster,
-    key,
-    make_info,
-)
+from tests.fakes.scheduler_text import SchedulerHarness, decoding_cluster, key, make_info
 
 
 def make_cluster(

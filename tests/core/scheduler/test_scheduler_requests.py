@@ -7,20 +7,11 @@ from dataclasses import replace
 import pytest
 
 from headway.cluster import Adapter, Role, UnitLoad, WorkerInfo
-from headway.core.scheduler.events import (
-    GatewayConnected,
-    GatewayDisconnected,
-)
+from headway.core.scheduler.events import GatewayConnected, GatewayDisconnected
 from headway.errors import Code
 from headway.messages import CancelStream, Rejected
 from headway.policies.packing.flow_control import FlowControl
-from tests.fakes.scheduler_text import (
-    SchedulerHarness,
-    key,
-    make_info,
-    make_request,
-    short_pass,
-)
+from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, make_request, short_pass
 
 
 def make_scheduler(**fields: object) -> SchedulerHarness:

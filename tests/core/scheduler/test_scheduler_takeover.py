@@ -35,10 +35,7 @@ class Successive(SchedulerHarness):
     """Keeps what its leader wrote down, and begins with what the last one did."""
 
     def __init__(
-        self,
-        before: Successive | None = None,
-        *unheard: str,
-        settings: SchedulerSettings = LIVE,
+        self, before: Successive | None = None, *unheard: str, settings: SchedulerSettings = LIVE
     ) -> None:
         super().__init__(settings, elect=False)
         saved = tuple(before.saved().values()) if before is not None else ()

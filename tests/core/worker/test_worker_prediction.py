@@ -11,12 +11,7 @@ from headway.cluster import Role
 from headway.core.scheduler.admission import wanted_reports
 from headway.core.settings import policy_settings
 from headway.core.worker.core import WorkerCore, WorkerSettings
-from headway.core.worker.events import (
-    AskPredictor,
-    LeaderConnected,
-    Predicted,
-    PredictorKnown,
-)
+from headway.core.worker.events import AskPredictor, LeaderConnected, Predicted, PredictorKnown
 from headway.cost.costs import Costs
 from headway.forward_pass import ForwardPass
 from headway.messages import CancelStream, Handoff, LoadReport, WantedReports

@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headway.cluster import Role
-from headway.core.worker.events import (
-    AcceptKv,
-    KvContinued,
-    RefuseKv,
-    StartTransfer,
-    StopTransfer,
-)
+from headway.core.worker.events import AcceptKv, KvContinued, RefuseKv, StartTransfer, StopTransfer
 from headway.errors import Code
 from headway.messages import CancelStream, Handoff, HandoffResult
 from headway.policies.batching.fcfs import Fcfs

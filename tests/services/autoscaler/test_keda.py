@@ -8,12 +8,7 @@ import math
 import grpc
 import pytest
 
-from protos import (
-    autoscaler_pb2,
-    autoscaler_pb2_grpc,
-    externalscaler_pb2,
-    externalscaler_pb2_grpc,
-)
+from protos import autoscaler_pb2, autoscaler_pb2_grpc, externalscaler_pb2, externalscaler_pb2_grpc
 from services.autoscaler.config import AutoscalerConfig
 from services.runtime.channel import open_channel
 from services.runtime.identity.roles import ServiceRole
@@ -53,12 +48,7 @@ class Keda:
 @pytest.fixture
 def config(store_url: str, cluster: str) -> AutoscalerConfig:
     return AutoscalerConfig(
-        store=store_url,
-        cluster=cluster,
-        num_prefill=3,
-        num_decode=7,
-        interval=0.05,
-        model_name="m",
+        store=store_url, cluster=cluster, num_prefill=3, num_decode=7, interval=0.05, model_name="m"
     )
 
 

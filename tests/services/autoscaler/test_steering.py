@@ -109,10 +109,7 @@ async def test_a_load_makes_instances_and_its_end_takes_them_away(
 
 @pytest.mark.parametrize(("change_roles", "num_changed"), [(True, 1), (False, 0)])
 async def test_a_worker_of_a_pool_that_shrinks_serves_the_one_that_grows(
-    store_url: str,
-    cluster: str,
-    change_roles: bool,
-    num_changed: int,
+    store_url: str, cluster: str, change_roles: bool, num_changed: int
 ) -> None:
     books = Books(prefill=3, decode=1)
     books.num_changeable = 1

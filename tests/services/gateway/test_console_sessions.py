@@ -16,9 +16,7 @@ MARKUP = '<img src=x onerror="document.title=1">'
 BODY = {"model": "tiny", "prompt": "abc", "max_tokens": 4}
 
 
-async def test_the_page_shows_sessions_and_reads_no_markup_in_their_names(
-    running: Cluster,
-) -> None:
+async def test_the_page_shows_sessions_and_reads_no_markup_in_their_names(running: Cluster) -> None:
     async with running.http() as client, asyncio.TaskGroup() as group:
         done = await client.post("/v1/completions", json=BODY, headers={"x-session-id": MARKUP})
         assert done.status_code == 200

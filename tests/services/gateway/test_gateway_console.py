@@ -128,10 +128,7 @@ async def test_a_leader_that_does_not_answer_is_an_outage_and_workers_stay_as_th
 
 
 async def test_the_stream_ends_when_the_gateway_drains(running: Cluster) -> None:
-    async with (
-        patient(running) as client,
-        client.stream("GET", "/console/stream") as response,
-    ):
+    async with patient(running) as client, client.stream("GET", "/console/stream") as response:
         told = frames(response)
         assert "history" in await anext(told)
         await running.service.drain()

@@ -58,9 +58,7 @@ async def test_prompt_logprobs_come_as_in_vllm(running: Cluster) -> None:
         "99": {"logprob": -1.5, "rank": 2, "decoded_token": "c"},
     }
     chat: Any = await running.openai().chat.completions.create(
-        model="tiny",
-        messages=[{"role": "user", "content": "a"}],
-        extra_body={"prompt_logprobs": 0},
+        model="tiny", messages=[{"role": "user", "content": "a"}], extra_body={"prompt_logprobs": 0}
     )
     assert len(chat.prompt_logprobs) == chat.usage.prompt_tokens
     with pytest.raises(APIStatusError, match="prompt_logprobs"):

@@ -257,9 +257,7 @@ async def test_an_answer_that_never_comes_ends_with_the_connection() -> None:
         b"garbage\r\n\r\n",
     ],
 )
-async def test_a_client_that_has_left_leaves_nothing_for_the_garbage_collector(
-    data: bytes,
-) -> None:
+async def test_a_client_that_has_left_leaves_nothing_for_the_garbage_collector(data: bytes) -> None:
     async with listening() as it:
         gc.collect()
         gc.disable()

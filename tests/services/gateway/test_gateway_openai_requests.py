@@ -271,12 +271,7 @@ def test_a_history_with_calls_and_reasoning_is_as_templates_want_it() -> None:
     assert isinstance(found, ChatInput)
     settled = {**made, "function": {"name": "f", "arguments": {"a": 1}}}
     assert found.messages[1:] == [
-        {
-            "role": "assistant",
-            "content": "",
-            "reasoning_content": "hm",
-            "tool_calls": [settled],
-        },
+        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [settled]},
         {"role": "tool", "tool_call_id": "call_1", "content": "5"},
         {"role": "assistant", "content": "x", "reasoning_content": "so"},
     ]

@@ -85,10 +85,7 @@ async def test_a_rebound_page_can_neither_generate_nor_read(running: Cluster) ->
 
 
 async def test_a_page_of_an_allowed_origin_may_ask_and_read(tmp_path: Path, store_url: str) -> None:
-    async with (
-        cluster(tmp_path, store_url, cors_origin=PAGE) as running,
-        running.http() as client,
-    ):
+    async with cluster(tmp_path, store_url, cors_origin=PAGE) as running, running.http() as client:
         wants = {
             "origin": PAGE,
             "access-control-request-method": "POST",

@@ -181,10 +181,7 @@ def test_the_gateway_takes_what_the_schema_takes_and_nothing_else(more: dict[str
 
 async def test_it_is_published_to_everybody(tmp_path: Path, store_url: str) -> None:
     keys = write_keys(tmp_path)
-    async with (
-        cluster(tmp_path, store_url, api_key_file=keys) as running,
-        running.http() as client,
-    ):
+    async with cluster(tmp_path, store_url, api_key_file=keys) as running, running.http() as client:
         found = await client.get("/openapi.json")
         assert found.status_code == 200
         assert found.json()["paths"].keys() == set(ROUTES)

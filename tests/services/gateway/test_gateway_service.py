@@ -70,11 +70,7 @@ async def test_whatever_breaks_in_mid_answer_the_client_reads_it_whole(
 async def test_a_client_that_leaves_stops_the_worker(tmp_path: Path, store_url: str) -> None:
     async with cluster(tmp_path, store_url, delay=0.01) as running:
         chunks = await running.openai().completions.create(
-            model="tiny",
-            prompt="a",
-            max_tokens=2000,
-            stream=True,
-            extra_body={"ignore_eos": True},
+            model="tiny", prompt="a", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
         )
         await anext(aiter(chunks))
         await chunks.close()

@@ -75,9 +75,7 @@ def attributes(span: Span) -> dict[str, object]:
 
 async def asked(running: Cluster) -> str:
     answer = await running.openai().completions.create(
-        model="tiny",
-        prompt="once",
-        extra_headers={"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"},
+        model="tiny", prompt="once", extra_headers={"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}
     )
     return answer.id
 

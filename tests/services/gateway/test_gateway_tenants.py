@@ -54,8 +54,7 @@ def test_a_line_says_whose_the_key_is_and_what_it_may(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "option",
-    ["colour=red", "share=0", "requests=many", "requests=-1", "requests=1:requests=100"],
+    "option", ["colour=red", "share=0", "requests=many", "requests=-1", "requests=1:requests=100"]
 )
 def test_an_option_that_is_none_is_refused_with_its_line(tmp_path: Path, option: str) -> None:
     file = write(tmp_path)

@@ -63,10 +63,7 @@ TEXTS = {
         "mistral",
         "".join(f"[TOOL_CALLS]{n}[CALL_ID]abc[ARGS]{written(a)}" for n, a in CALLS),
     ),
-    "mistral, no marker": (
-        "mistral",
-        "".join(f"[TOOL_CALLS]{n}{written(a)}" for n, a in CALLS),
-    ),
+    "mistral, no marker": ("mistral", "".join(f"[TOOL_CALLS]{n}{written(a)}" for n, a in CALLS)),
     "deepseek v3": ("deepseek_v3", DEEPSEEK_V3 + "<｜tool▁calls▁end｜>"),
     "deepseek v3.1": ("deepseek_v3", DEEPSEEK_V31 + "<｜tool▁calls▁end｜>"),
     "harmony": (

@@ -21,13 +21,7 @@ from services.predictor.learner import Learner, LearnSettings
 from services.predictor.scorer import Scorer
 from services.predictor.versions import load_version, newest_version
 from services.runtime import wire
-from tests.fakes.predictor_rig import (
-    constant_predictor,
-    fresh_predictor,
-    question,
-    serving,
-    states,
-)
+from tests.fakes.predictor_rig import constant_predictor, fresh_predictor, question, serving, states
 
 
 @pytest.fixture
@@ -121,9 +115,7 @@ async def test_calls_that_come_together_are_one_batch(tmp_path: Path) -> None:
     assert len(batches) <= 2
 
 
-async def test_it_learns_from_finished_requests_when_asked(
-    config: PredictorConfig,
-) -> None:
+async def test_it_learns_from_finished_requests_when_asked(config: PredictorConfig) -> None:
     learning = config.model_copy(update={"learn": True, "learn_every": 40})
     folder = config.predictors["m"]
     fresh_predictor(folder, scale=200.0)

@@ -118,9 +118,7 @@ async def test_a_refusal_at_start_is_logged_and_exits_with_1(tiny: Start) -> Non
         assert await running.ended() == 1
 
 
-async def test_a_crash_at_start_is_logged_with_its_traceback_and_exits_with_1(
-    tiny: Start,
-) -> None:
+async def test_a_crash_at_start_is_logged_with_its_traceback_and_exits_with_1(tiny: Start) -> None:
     async with tiny("--trouble", "crash") as running:
         crash = await running.until("crashed")
         assert "ZeroDivisionError" in crash["exception"]

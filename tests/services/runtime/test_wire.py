@@ -242,12 +242,7 @@ kv_headers = st.builds(
 
 
 marks = st.builds(
-    Mark,
-    u64,
-    st.sampled_from(MomentKind),
-    st.floats(-86_400, 86_400),
-    u32,
-    st.text(max_size=50),
+    Mark, u64, st.sampled_from(MomentKind), st.floats(-86_400, 86_400), u32, st.text(max_size=50)
 )
 
 

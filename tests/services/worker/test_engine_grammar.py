@@ -367,9 +367,7 @@ def test_biases_bad_words_and_allowed_tokens_bound_the_draws(engine: TorchBacken
     assert draws(after, (c,)) == {c}
 
 
-def test_one_whose_bad_words_are_all_that_its_form_admits_fails_alone(
-    engine: TorchBackend,
-) -> None:
+def test_one_whose_bad_words_are_all_that_its_form_admits_fails_alone(engine: TorchBackend) -> None:
     (a,) = ids("a")
     constraints = Constraints(of_regex("a+", "r").text, bad_words=(BadWord((a,)),))
     bad = item(SamplingParams(constraints=constraints), (), 0, 90)

@@ -38,11 +38,7 @@ def replay_by_running(run: Run) -> Run:
 
 def graphs(limit: int = 16) -> DecodeGraphs:
     return DecodeGraphs(
-        what_is_seen,
-        sizes=bucket_sizes(limit),
-        num_columns=3,
-        device=CPU,
-        record=replay_by_running,
+        what_is_seen, sizes=bucket_sizes(limit), num_columns=3, device=CPU, record=replay_by_running
     )
 
 

@@ -216,11 +216,7 @@ def test_a_setting_that_cannot_be_met_is_refused_with_the_limit(
         ("mistral", {"sliding_window": 40}, 40),
         ("mistral", {"sliding_window": 5000}, MAX_MODEL_LEN),
         ("qwen2", {"sliding_window": 40, "use_sliding_window": False}, MAX_MODEL_LEN),
-        (
-            "qwen2",
-            {"sliding_window": 40, "use_sliding_window": True, "max_window_layers": 1},
-            40,
-        ),
+        ("qwen2", {"sliding_window": 40, "use_sliding_window": True, "max_window_layers": 1}, 40),
     ],
 )
 def test_a_sliding_window_bounds_the_context_where_layers_use_it(

@@ -13,15 +13,7 @@ from headway.request import Request, SamplingParams
 from tests.fakes.adapters import save_adapter
 from tests.fakes.engine_rig import reference_output
 from tests.fakes.openai_endpoint import openai_endpoint
-from tests.fakes.worker_service import (
-    MODEL,
-    Leader,
-    Sink,
-    hear,
-    make_request,
-    served,
-    tokens_of,
-)
+from tests.fakes.worker_service import MODEL, Leader, Sink, hear, make_request, served, tokens_of
 
 NUM_TOKENS = 40
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)

@@ -41,9 +41,7 @@ async def predictor(store_url: str, cluster: str, tmp_path: Path) -> AsyncIterat
 
 
 async def test_a_predicted_length_reaches_the_schedulers_reports(
-    predictor: None,
-    worker: worker_pb2_grpc.WorkerStub,
-    sink: tuple[Sink, str],
+    predictor: None, worker: worker_pb2_grpc.WorkerStub, sink: tuple[Sink, str]
 ) -> None:
     leader = Leader(worker, 1)
     await leader.send(ControlHello("scheduler-1", 1, WANTS))
@@ -60,9 +58,7 @@ async def test_a_predicted_length_reaches_the_schedulers_reports(
 
 
 async def test_a_predictor_is_not_asked_for_lengths_that_nobody_reads(
-    predictor: None,
-    worker: worker_pb2_grpc.WorkerStub,
-    sink: tuple[Sink, str],
+    predictor: None, worker: worker_pb2_grpc.WorkerStub, sink: tuple[Sink, str]
 ) -> None:
     leader = Leader(worker, 1)
     await leader.send(ControlHello("scheduler-1", 1, replace(WANTS, lengths=False)))

@@ -14,13 +14,7 @@ import grpc
 import pytest
 
 from headway.errors import HeadwayError
-from headway.messages import (
-    Dispatch,
-    EndForward,
-    KvHeader,
-    KvPart,
-    UnitBatch,
-)
+from headway.messages import Dispatch, EndForward, KvHeader, KvPart, UnitBatch
 from headway.request import FinishReason
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire

@@ -41,10 +41,7 @@ def test_a_link_counts_as_what_it_leads_to(
 
 @pytest.mark.parametrize("read", READERS)
 def test_another_users_file_is_refused(
-    read: Callable[[Path], object],
-    file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    read: Callable[[Path], object], file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = tmp_path / "link"
     link.symlink_to(file)
