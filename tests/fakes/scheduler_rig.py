@@ -266,6 +266,18 @@ class Rig:
         await until(lambda: scheduler.service.leads, "it leads")
         return scheduler
 
+    async def trio(self, **options: Any) -> tuple[Scheduler, EmulatedWorker, PlainGateway]:
+        """Start a leader, the worker ``w`` and the gateway ``g``."""
+        leader, worker = await self.leader(**options), await self.worker("w")
+        return leader, worker, await self.gateway(leader.address)
+
+    async def busy(self, **options: Any) -> tuple[Scheduler, EmulatedWorker, PlainGateway]:
+        """Start them, and let the worker have request 1."""
+        leader, worker, gateway = await self.trio(**options)
+        await gateway.submit(1)
+        await until(lambda: worker.dispatched == [1], "the worker has it")
+        return leader, worker, gateway
+
     async def worker(self, worker_id: str, role: Role = Role.UNIFIED) -> EmulatedWorker:
         worker = EmulatedWorker(worker_id, role)
         worker.server = GrpcServer(ServiceConfig(**self.config))

@@ -6,7 +6,7 @@ Every answer is checked, as in all histories of ``proof.vopr``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from itertools import count
 from typing import Any
@@ -18,7 +18,7 @@ from proof.vopr.scenario import Asking, WorkerShape
 from tests.fakes.supervised import metric, serves, supervised, until
 
 Test = Callable[[ShellCluster, "Ask"], Awaitable[None]]
-Ask = Callable[..., Awaitable[None]]
+Ask = Callable[..., Coroutine[Any, Any, None]]
 PAIR = ("prefill", "decode")
 CONVERTIBLE = (*PAIR, "convertible")
 DISPATCHES, DISPATCHED = (

@@ -11,7 +11,7 @@ from headway.errors import Code, HeadwayError
 from proof.vopr.cluster import ShellCluster
 from proof.vopr.hosts import VirtualHost
 from proof.vopr.processes import WorkerShell
-from proof.vopr.scenario import SUPERVISOR
+from proof.vopr.scenario import SUPERVISOR, Asking, WorkerShape
 from services.autoscaler.actuators.process import ProcessActuator
 from services.local.supervised import SupervisedProcess
 from services.runtime import wire
@@ -19,7 +19,7 @@ from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.store import Store
-from tests.fakes.supervised import serves, supervised, until
+from tests.fakes.supervised import metric, serves, supervised, until
 
 
 async def asking(cluster: ShellCluster) -> ProcessActuator:
@@ -67,6 +67,25 @@ def test_processes_come_and_go_by_role_the_youngest_first() -> None:
         assert sorted(start.role for start in found.starts) == ["decode", "decode", "prefill"]
 
     supervised(test, "prefill", "decode")
+
+
+def test_streams_of_a_decoder_that_drains_go_on_elsewhere_and_none_is_sent_again() -> None:
+    """Their tokens are checked as in every history; here also that they moved."""
+
+    async def test(cluster: ShellCluster) -> None:
+        actuator = await asking(cluster)
+        for number in range(6):
+            cluster.submit(Asking(f"r{number}", cluster.world.loop.time(), max_tokens=200))
+        await until(lambda: metric(cluster, "headway_gateway_running_requests", "g0") == 6)
+        going = find(cluster, "w2")
+        await actuator.scale("decode", 1)
+        await until(lambda: going not in cluster.supervisor.processes)
+        assert not cluster.world.sometimes["a drain takes too long"]
+        await until(lambda: not cluster.world.checker.open_ids)
+        assert metric(cluster, "headway_scheduler_moves_total") > 0
+        assert metric(cluster, "headway_gateway_resubmitted_requests", "g0") == 0
+
+    supervised(test, "prefill", "decode", "decode", shape=WorkerShape(num_blocks=400))
 
 
 def test_a_worker_that_was_given_up_goes_first() -> None:

@@ -16,9 +16,7 @@ EMPTY = (UnitLoad(0, 0, 0, 0, 100),)
 
 async def one_under_way(rig: Rig, settings: str = "") -> EmulatedWorker:
     """A pass computes request 1; request 2 waits for its end."""
-    leader = await rig.leader(set=settings)
-    worker = await rig.worker("w")
-    gateway = await rig.gateway(leader.address)
+    leader, worker, gateway = await rig.trio(set=settings)
     await gateway.submit(1, num_tokens=CHUNK)
     await until(lambda: worker.dispatched == [1], "the worker has the first")
     await gateway.submit(2)
@@ -41,9 +39,7 @@ async def test_a_worker_that_reports_nothing_to_do_is_ready_whatever_pass_ended(
 
 
 async def test_the_watchdog_frees_an_instance_whose_end_of_pass_never_comes(rig: Rig) -> None:
-    leader = await rig.leader(set="dispatch.watchdog_floor=0.3")
-    worker = await rig.worker("w")
-    gateway = await rig.gateway(leader.address)
+    leader, worker, gateway = await rig.trio(set="dispatch.watchdog_floor=0.3")
     await gateway.submit(1, num_tokens=CHUNK)
     await until(lambda: worker.dispatched == [1], "the worker has the first")
     await gateway.submit(2)
@@ -87,9 +83,7 @@ async def test_who_comes_when_others_have_waited_too_long_is_told_when_to_come_a
 
 
 async def test_who_comes_when_as_many_wait_as_may_is_told_when_to_come_again(rig: Rig) -> None:
-    leader = await rig.leader(set=NO_WATCHDOG, max_waiting=1)
-    worker = await rig.worker("w")
-    gateway = await rig.gateway(leader.address)
+    _, worker, gateway = await rig.trio(set=NO_WATCHDOG, max_waiting=1)
     await gateway.submit(1, num_tokens=CHUNK)
     await until(lambda: worker.dispatched == [1], "the worker has the first")
     await gateway.submit(2)

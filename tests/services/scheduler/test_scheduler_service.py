@@ -27,11 +27,7 @@ from tests.fakes.worker_service import Leader, served
 
 
 async def test_a_request_travels_from_gateway_to_worker(rig: Rig) -> None:
-    leader = await rig.leader()
-    worker = await rig.worker("w")
-    gateway = await rig.gateway(leader.address)
-    await gateway.submit(1)
-    await until(lambda: worker.dispatched == [1], "the worker has it")
+    _, _, gateway = await rig.busy()
     await until(lambda: gateway.placed == [(1, "w")], "the gateway knows")
 
 
@@ -52,11 +48,7 @@ async def test_a_prefilled_request_is_handed_on(rig: Rig) -> None:
 
 
 async def test_a_cancel_reaches_the_worker(rig: Rig) -> None:
-    leader = await rig.leader()
-    worker = await rig.worker("w")
-    gateway = await rig.gateway(leader.address)
-    await gateway.submit(1)
-    await until(lambda: worker.dispatched == [1], "the worker has it")
+    _, worker, gateway = await rig.busy()
     await gateway.write(CancelStream(key(1)))
     await until(lambda: worker.of(CancelStream) == [CancelStream(key(1))], "it is told")
 
@@ -86,11 +78,7 @@ async def test_a_worker_hears_the_fencing_token_first(rig: Rig) -> None:
 
 
 async def test_a_broken_stream_loses_the_workers_requests_at_once(rig: Rig) -> None:
-    leader = await rig.leader()
-    worker = await rig.worker("w")
-    gateway = await rig.gateway(leader.address)
-    await gateway.submit(1)
-    await until(lambda: worker.dispatched == [1], "the worker has it")
+    _, worker, gateway = await rig.busy()
     worker.hang_up()
     await until(lambda: len(gateway.of(Lost)) == 1, "the gateway is told")
     assert gateway.of(Lost)[0].keys == (key(1),)
@@ -117,11 +105,7 @@ async def test_a_member_that_cannot_be_reached_is_counted(rig: Rig) -> None:
 
 
 async def test_a_worker_whose_lease_expires_is_let_go(rig: Rig) -> None:
-    leader = await rig.leader()
-    worker = await rig.worker("w")
-    gateway = await rig.gateway(leader.address)
-    await gateway.submit(1)
-    await until(lambda: worker.dispatched == [1], "the worker has it")
+    _, worker, gateway = await rig.busy()
     await rig.leave(worker)
     await until(lambda: len(gateway.of(Lost)) == 1, "the gateway is told")
     await gateway.submit(2)
@@ -196,11 +180,7 @@ async def test_a_gateway_that_says_no_hello_is_refused(rig: Rig) -> None:
 
 
 async def test_requests_of_a_gateway_that_stays_away_are_cancelled(rig: Rig) -> None:
-    leader = await rig.leader(gateway_grace=0.2)
-    worker = await rig.worker("w")
-    gateway = await rig.gateway(leader.address)
-    await gateway.submit(1)
-    await until(lambda: worker.dispatched == [1], "the worker has it")
+    _, worker, gateway = await rig.busy(gateway_grace=0.2)
     gateway._call.cancel()
     await until(lambda: worker.of(CancelStream) == [CancelStream(key(1))], "it is stopped")
 
@@ -241,9 +221,7 @@ async def test_a_standby_takes_over_with_a_higher_token_and_repeats_no_dispatch(
 
 
 async def test_a_leader_that_loses_its_lease_stands_by_and_can_lead_again(rig: Rig) -> None:
-    leader = await rig.leader()
-    worker = await rig.worker("w")
-    gateway = await rig.gateway(leader.address)
+    leader, worker, gateway = await rig.trio()
     await until(lambda: len(worker.hellos) == 1, "the worker is known")
     held = await rig.store.leader()
     assert held is not None
@@ -289,9 +267,7 @@ async def test_a_scheduler_can_be_stopped_at_any_moment(rig: Rig) -> None:
 
 
 async def test_the_leader_tells_what_it_decided_for_a_request(rig: Rig) -> None:
-    leader = await rig.leader(num_decisions_kept=1)
-    worker = await rig.worker("w")
-    gateway = await rig.gateway(leader.address)
+    leader, worker, gateway = await rig.trio(num_decisions_kept=1)
     await until(lambda: len(worker.hellos) == 1, "the worker is known")
     await gateway.submit(1)
     await until(lambda: worker.dispatched == [1], "the worker has it")
@@ -314,11 +290,7 @@ async def test_the_leader_tells_what_it_decided_for_a_request(rig: Rig) -> None:
 async def test_the_leader_shows_the_cluster_and_a_standby_says_where_the_leader_is(
     rig: Rig,
 ) -> None:
-    leader = await rig.leader()
-    worker = await rig.worker("w")
-    gateway = await rig.gateway(leader.address)
-    await gateway.submit(1)
-    await until(lambda: worker.dispatched == [1], "it is dispatched")
+    _, worker, gateway = await rig.busy()
     picture = await gateway.picture()
     assert [(w.worker_id, w.role, w.address) for w in picture.workers] == [
         ("w", Role.UNIFIED, worker.address)
@@ -333,9 +305,7 @@ async def test_the_leader_shows_the_cluster_and_a_standby_says_where_the_leader_
 
 
 async def test_metrics_tell_of_window_interval_and_dispatches(rig: Rig) -> None:
-    leader = await rig.leader(set="dispatch.watchdog_floor=600")
-    worker = await rig.worker("w")
-    gateway = await rig.gateway(leader.address)
+    leader, worker, gateway = await rig.trio(set="dispatch.watchdog_floor=600")
     active = 'headway_scheduler_active_instances{model="m"}'
     await until(lambda: leader.metrics().get(active) == 1, "the worker is seen")
     await gateway.submit(1, num_tokens=CHUNK)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from headway.cluster import Role
+from headway.engine import Drawn
 from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, Dispatch, EndForward, UnitBatch
 from headway.request import BadWord, Constraints, FinishReason, Request, TokenLogprobs
@@ -69,6 +70,21 @@ class Following(Followed[OpenAIEngine]):
 
     async def __aenter__(self) -> Following:
         return self
+
+
+def asking(number: int = 1, *, max_tokens: int = 4, **changed: Any) -> Request:
+    """A request with other sampling parameters."""
+    request = make_request("", number, max_tokens=max_tokens)
+    return replace(request, sampling=replace(request.sampling, **changed))
+
+
+async def answered(
+    endpoint: OpenAIEndpoint, request: Request, **args: Any
+) -> tuple[Following, Drawn]:
+    """What an engine in front of it reports of a request, and its end."""
+    async with Following(examined(endpoint, **args)) as found:
+        found.engine.add(request, 0)
+        return found, await found.end()
 
 
 # --- the endpoint -----------------------------------------------------------------------
@@ -177,8 +193,8 @@ def test_every_option_may_be_left_out_with_every_engine() -> None:
 
 
 async def test_tokens_come_as_the_endpoint_draws_them(endpoint: OpenAIEndpoint) -> None:
+    request = make_request("", max_tokens=6)
     async with Following(examined(endpoint)) as found:
-        request = make_request("", max_tokens=6)
         found.engine.add(request, 42)
         assert (await found.end()).finish_reason is FinishReason.LENGTH
         assert found.tokens == expected_output(request.prompt_token_ids, 6)
@@ -190,44 +206,31 @@ async def test_tokens_come_as_the_endpoint_draws_them(endpoint: OpenAIEndpoint) 
 
 async def test_a_stream_that_breaks_is_resumed_after_its_tokens(endpoint: OpenAIEndpoint) -> None:
     endpoint.breaks_after, endpoint.busy = [3, 0, 2], 1
-    async with Following(examined(endpoint)) as found:
-        request = make_request("", max_tokens=8)
-        found.engine.add(request, 0)
-        await found.end()
-        assert found.tokens == expected_output(request.prompt_token_ids, 8)
+    request = make_request("", max_tokens=8)
+    found, _ = await answered(endpoint, request)
+    assert found.tokens == expected_output(request.prompt_token_ids, 8)
     assert [body["max_tokens"] for body in endpoint.bodies] == [8, 5, 5, 3]
 
 
 async def test_a_resubmitted_request_goes_on_after_its_output(endpoint: OpenAIEndpoint) -> None:
     request = make_request("", max_tokens=8)
     output = expected_output(request.prompt_token_ids, 8)
-    async with Following(examined(endpoint)) as found:
-        found.engine.add(replace(request, output_token_ids=tuple(output[:5])), 0)
-        await found.end()
-        assert found.tokens == output[5:]
+    again = replace(request, output_token_ids=tuple(output[:5]))
+    found, _ = await answered(endpoint, again)
+    assert found.tokens == output[5:]
 
 
 async def test_draws_of_a_resumed_output_differ_from_those_of_its_beginning(
     endpoint: OpenAIEndpoint,
 ) -> None:
-    request = make_request("", max_tokens=4)
-    request = replace(
-        request, sampling=replace(request.sampling, temperature=1.0, seed=7, is_seeded=True)
-    )
     endpoint.breaks_after = [2]
-    async with Following(examined(endpoint)) as found:
-        found.engine.add(request, 0)
-        await found.end()
+    await answered(endpoint, asking(max_tokens=4, temperature=1.0, seed=7, is_seeded=True))
     first, second = (body["seed"] for body in endpoint.bodies)
     assert first == 7 != second
 
 
 async def test_a_seed_that_no_client_chose_is_not_sent(endpoint: OpenAIEndpoint) -> None:
-    request = make_request("", max_tokens=2)
-    request = replace(request, sampling=replace(request.sampling, temperature=1.0, seed=7))
-    async with Following(examined(endpoint)) as found:
-        found.engine.add(request, 0)
-        await found.end()
+    await answered(endpoint, asking(max_tokens=2, temperature=1.0, seed=7))
     assert "seed" not in endpoint.bodies[0]
 
 
@@ -314,19 +317,13 @@ async def test_streams_that_all_end_without_tokens_end_their_request_alone(
     endpoint: OpenAIEndpoint,
 ) -> None:
     endpoint.breaks_after = [0] * 1000
-    async with Following(examined(endpoint, patience=2.0)) as found:
-        found.engine.add(make_request(""), 0)
-        failed = await found.end()
+    found, failed = await answered(endpoint, make_request(""), patience=2.0)
     assert (failed.finish_reason, failed.code) == (FinishReason.ERROR, Code.INTERNAL)
     assert found.gone == []
 
 
 async def test_log_probabilities_come_by_token_id(endpoint: OpenAIEndpoint) -> None:
-    request = make_request("", max_tokens=1)
-    request = replace(request, sampling=replace(request.sampling, num_logprobs=2))
-    async with Following(examined(endpoint)) as found:
-        found.engine.add(request, 0)
-        drawn = await found.end()
+    _, drawn = await answered(endpoint, asking(max_tokens=1, num_logprobs=2))
     (token,) = drawn.token_ids
     assert drawn.logprobs == (TokenLogprobs(-0.5, (token, 7), (-0.5, -1.5)),)
 
@@ -335,11 +332,8 @@ async def test_log_probabilities_of_a_prompt_come_with_its_first_token(
     endpoint: OpenAIEndpoint,
 ) -> None:
     endpoint.breaks_after = [1]
-    request = make_request("", max_tokens=3)
-    request = replace(request, sampling=replace(request.sampling, num_prompt_logprobs=1))
-    async with Following(examined(endpoint)) as found:
-        found.engine.add(request, 0)
-        await found.end()
+    request = asking(max_tokens=3, num_prompt_logprobs=1)
+    found, _ = await answered(endpoint, request)
     first, *others = found.drawn
     told = [TokenLogprobs(-token / 8, (7,), (-0.25,)) for token in request.prompt_token_ids[1:]]
     assert first.logprobs == (TokenLogprobs(0.0, prompt=tuple(told)),)
@@ -413,23 +407,15 @@ _BAD_WORDS = Constraints(
 async def test_what_bounds_the_draws_is_passed_on(
     endpoint: OpenAIEndpoint, constraints: Constraints, sent: dict[str, Any]
 ) -> None:
-    request = make_request("")
-    request = replace(request, sampling=replace(request.sampling, constraints=constraints))
-    async with Following(examined(endpoint)) as found:
-        found.engine.add(request, 0)
-        await found.end()
+    await answered(endpoint, asking(constraints=constraints))
     (body,) = endpoint.bodies
     assert {name: body[name] for name in sent} == sent
 
 
 async def test_an_output_with_a_form_is_not_resumed_in_its_middle(endpoint: OpenAIEndpoint) -> None:
     endpoint.breaks_after = [3]
-    request = make_request("", max_tokens=8)
     constraints = Constraints(grammar='start: "a"')
-    request = replace(request, sampling=replace(request.sampling, constraints=constraints))
-    async with Following(examined(endpoint)) as found:
-        found.engine.add(request, 0)
-        drawn = await found.end()
+    _, drawn = await answered(endpoint, asking(max_tokens=8, constraints=constraints))
     assert (drawn.code, len(endpoint.bodies)) == (Code.INTERNAL, 1)
 
 
@@ -451,12 +437,8 @@ async def test_what_cannot_be_kept_is_refused_by_name(
     endpoint: OpenAIEndpoint, refused: str, changed: dict[str, Any], named: str
 ) -> None:
     endpoint.refused = {refused}
-    request = make_request("")
-    request = replace(request, sampling=replace(request.sampling, **changed))
     with capture_logs() as logs:
-        async with Following(examined(endpoint)) as found:
-            found.engine.add(request, 0)
-            drawn = await found.end()
+        _, drawn = await answered(endpoint, asking(**changed))
     assert (drawn.finish_reason, drawn.code) == (FinishReason.ERROR, Code.INVALID_ARGUMENT)
     assert endpoint.url not in drawn.message
     assert ("min_p is not supported" in str(logs)) == (refused == "min_p")
@@ -486,9 +468,7 @@ TOP = {"token_logprobs": [-0.5], "top_logprobs": [{"token_id:3": None}]}
 
 async def test_what_a_stream_refuses_is_the_requests_fault(endpoint: OpenAIEndpoint) -> None:
     endpoint.instead = b'data: {"error": {"message": "secret", "code": 400}}\n\n'
-    async with Following(examined(endpoint)) as found:
-        found.engine.add(make_request(""), 0)
-        drawn = await found.end()
+    _, drawn = await answered(endpoint, make_request(""))
     assert drawn.code is Code.INVALID_ARGUMENT
     assert "secret" not in drawn.message
 
@@ -516,10 +496,8 @@ async def test_an_odd_answer_ends_its_request_with_an_error(
 ) -> None:
     endpoint.instead = answer
     with capture_logs() as logs:
-        async with Following(examined(endpoint)) as found:
-            found.engine.add(make_request("", max_tokens=4), 0)
-            drawn = await found.end()
-            assert found.gone == []
+        found, drawn = await answered(endpoint, make_request("", max_tokens=4))
+    assert found.gone == []
     assert (drawn.token_ids, drawn.finish_reason) == ((), FinishReason.ERROR)
     assert "the endpoint" in drawn.message
     assert "secret" not in drawn.message
@@ -528,17 +506,14 @@ async def test_an_odd_answer_ends_its_request_with_an_error(
 
 async def test_an_answer_that_cannot_be_decoded_ends_its_request(endpoint: OpenAIEndpoint) -> None:
     endpoint.encoding, endpoint.instead = "gzip", b"this is not gzip"
-    async with Following(examined(endpoint, patience=0.3)) as found:
-        found.engine.add(make_request(""), 0)
-        assert (await found.end()).finish_reason is FinishReason.ERROR
+    _, drawn = await answered(endpoint, make_request(""), patience=0.3)
+    assert drawn.finish_reason is FinishReason.ERROR
 
 
 async def test_log_probabilities_of_other_tokens_are_left_out(endpoint: OpenAIEndpoint) -> None:
     logprobs = {"token_logprobs": [-0.5]}
     endpoint.instead = event(token_ids=[3, 4], logprobs=logprobs, finish_reason="length")
-    async with Following(examined(endpoint)) as found:
-        found.engine.add(make_request(""), 0)
-        drawn = await found.end()
+    _, drawn = await answered(endpoint, make_request(""))
     assert (drawn.token_ids, drawn.logprobs) == ((3, 4), ())
 
 
@@ -609,36 +584,40 @@ async def test_a_silent_stream_is_waited_for_while_its_endpoint_answers(
 # --- the worker -------------------------------------------------------------------------
 
 
-async def test_a_cancel_reaches_the_endpoint(
-    store_url: str, cluster: str, endpoint: OpenAIEndpoint, sink: tuple[Sink, str]
-) -> None:
+@asynccontextmanager
+async def in_front_of(
+    endpoint: OpenAIEndpoint, store_url: str, cluster: str
+) -> AsyncIterator[Leader]:
+    """A worker in front of it; its leader has greeted it."""
     options: dict[str, Any] = {"engine": "openai", "engine_args": {"url": endpoint.url}}
     async with served(store_url, cluster, **options) as (stub, _):
         leader = Leader(stub, 1)
         await leader.greet()
-        request: Request = make_request(sink[1], max_tokens=400)
-        await leader.send(Dispatch(1, (UnitBatch(0, (request,)),)))
-        async with asyncio.timeout(PATIENCE):
-            await sink[0].tokens.get()
-        await leader.send(CancelStream(request.key))
-        async with asyncio.timeout(PATIENCE):
-            while not endpoint.num_hung_up:
-                await asyncio.sleep(0.01)
+        yield leader
 
 
-async def holds(condition: Callable[[], bool]) -> None:
+async def holds(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0.01)
 
 
+async def test_a_cancel_reaches_the_endpoint(
+    store_url: str, cluster: str, endpoint: OpenAIEndpoint, sink: tuple[Sink, str]
+) -> None:
+    async with in_front_of(endpoint, store_url, cluster) as leader:
+        request: Request = make_request(sink[1], max_tokens=400)
+        await leader.send(Dispatch(1, (UnitBatch(0, (request,)),)))
+        async with asyncio.timeout(PATIENCE):
+            await sink[0].tokens.get()
+        await leader.send(CancelStream(request.key))
+        await holds(lambda: endpoint.num_hung_up)
+
+
 async def test_a_full_endpoint_is_ready_for_more_while_a_dispatch_waits_for_its_place(
     store_url: str, cluster: str, endpoint: OpenAIEndpoint, sink: tuple[Sink, str]
 ) -> None:
-    options: dict[str, Any] = {"engine": "openai", "engine_args": {"url": endpoint.url}}
-    async with served(store_url, cluster, **options) as (stub, _):
-        leader = Leader(stub, 1)
-        await leader.greet()
+    async with in_front_of(endpoint, store_url, cluster) as leader:
         running, waiting = (make_request(sink[1], n, max_tokens=50) for n in (1, 2))
         endpoint.goes_on.clear()
         await leader.send(Dispatch(1, (UnitBatch(0, (running,)),)))
@@ -654,20 +633,18 @@ async def test_a_full_endpoint_is_ready_for_more_while_a_dispatch_waits_for_its_
         assert report.loads[0].queued_prefill_tokens == len(waiting.prompt_token_ids)
 
 
-@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
-async def test_such_a_worker_does_both_phases(
-    store_url: str, cluster: str, endpoint: OpenAIEndpoint, role: Role
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"role": "prefill"}, "a worker whose engine moves no KV must be 'unified'"),
+        ({"role": "decode"}, "a worker whose engine moves no KV must be 'unified'"),
+        ({"dp": 2}, "dp is 2; it must be 1 with engine openai"),
+    ],
+)
+async def test_such_a_worker_does_both_phases_on_one_unit(
+    store_url: str, cluster: str, endpoint: OpenAIEndpoint, option: dict[str, Any], said: str
 ) -> None:
-    options: dict[str, Any] = {"engine_args": {"url": endpoint.url}, "role": role.value}
-    with pytest.raises(HeadwayError, match="a worker whose engine moves no KV must be 'unified'"):
-        async with process(store_url, cluster, engine="openai", **options):
-            pass
-
-
-async def test_such_a_worker_has_one_unit(
-    store_url: str, cluster: str, endpoint: OpenAIEndpoint
-) -> None:
-    options: dict[str, Any] = {"engine_args": {"url": endpoint.url}, "dp": 2}
-    with pytest.raises(HeadwayError, match="dp is 2; it must be 1 with engine openai"):
-        async with process(store_url, cluster, engine="openai", **options):
+    args = {"url": endpoint.url}
+    with pytest.raises(HeadwayError, match=said):
+        async with process(store_url, cluster, engine="openai", engine_args=args, **option):
             pass
