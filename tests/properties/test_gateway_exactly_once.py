@@ -32,34 +32,10 @@ from headway.request import FinishReason, Request, SamplingParams, StreamKey
 
 WORKERS = ("w0", "w1", "w2")
 ON_WORKERS = (StreamStage.RUNNING, StreamStage.LACKING, StreamStage.ORPHANED)
+FAULTS = ["skip", "repeat", "copy", "lost", "detach", "fail", "cut", "connect", "forge"]
+KINDS = [*["pass"] * 3, *["hear"] * 3, *FAULTS, "submit", "release", "time"]
 STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            [
-                "pass",
-                "pass",
-                "pass",
-                "skip",
-                "repeat",
-                "copy",
-                "lost",
-                "detach",
-                "fail",
-                "cut",
-                "connect",
-                "submit",
-                "release",
-                "time",
-                "hear",
-                "hear",
-                "hear",
-                "forge",
-            ]
-        ),
-        st.integers(0, 7),
-        st.integers(0, 2),
-    ),
-    max_size=80,
+    st.tuples(st.sampled_from(KINDS), st.integers(0, 7), st.integers(0, 2)), max_size=80
 )
 
 

@@ -240,20 +240,21 @@ def test_a_flood_makes_others_passes_at_most_twice_as_long_by_what_passes_cost_h
     assert tokens(unit.step()) == {"flood": 12}
 
 
-def test_of_a_flood_one_at_least_goes_on_however_long_its_step() -> None:
+@pytest.mark.parametrize(
+    ("pass_time", "prompt", "step"),
+    [
+        (PassTime(0.0, per_kv_token=0.01), 1, {"mine": 1, "flood": 1}),
+        (PassTime(0.03, per_request=0.0001), 4, {"flood": 12, "mine": 1}),
+    ],
+)
+def test_of_a_flood_one_at_least_goes_on_and_all_where_passes_hardly_grow(
+    pass_time: PassTime, prompt: int, step: dict[str, int]
+) -> None:
     unit = flooded()
-    unit.planner.turns.pass_time = PassTime(0.0, per_kv_token=0.01)
-    unit.come(100, 1, 20, standing=MINE)
+    unit.planner.turns.pass_time = pass_time
+    unit.come(100, prompt, 20, standing=MINE)
     unit.step()
-    assert tokens(unit.step()) == {"mine": 1, "flood": 1}
-
-
-def test_a_flood_is_not_held_back_where_passes_hardly_grow() -> None:
-    unit = flooded()
-    unit.planner.turns.pass_time = PassTime(0.03, per_request=0.0001)
-    unit.come(100, 4, 20, standing=MINE)
-    unit.step()
-    assert tokens(unit.step()) == {"flood": 12, "mine": 1}
+    assert tokens(unit.step()) == step
 
 
 def test_who_yields_stands_behind_all_tenants_until_it_is_due() -> None:

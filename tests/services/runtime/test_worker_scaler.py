@@ -119,22 +119,17 @@ def test_the_youngest_takes_another_role_and_keeps_it_when_it_starts_again() -> 
     supervised(test, "unified", "unified")
 
 
-def test_workers_that_answer_late_are_waited_for_together() -> None:
+@pytest.mark.parametrize(("seconds", "number", "changed"), [(7.0, 3, 3), (60.0, 2, 0)])
+def test_workers_that_answer_late_are_waited_for_together_but_not_for_ever(
+    seconds: float, number: int, changed: int
+) -> None:
+    """Who never answers keeps its role, and the actuator goes on."""
+
     async def test(cluster: ShellCluster) -> None:
         actuator = await asking(cluster)
-        cluster.world.wires.takes["SetRole"] = 7.0
-        assert await actuator.change_role("unified", "decode", 3) == 3
-        assert (await actuator.ordered())["decode"] == 3
-
-    supervised(test, "unified", "unified", "unified")
-
-
-def test_workers_that_never_answer_keep_their_roles_and_the_actuator_goes_on() -> None:
-    async def test(cluster: ShellCluster) -> None:
-        actuator = await asking(cluster)
-        cluster.world.wires.takes["SetRole"] = 60.0
-        assert await actuator.change_role("unified", "decode", 2) == 0
-        assert (await actuator.ordered())["unified"] == 3
+        cluster.world.wires.takes["SetRole"] = seconds
+        assert await actuator.change_role("unified", "decode", number) == changed
+        assert (await actuator.ordered())["unified"] == 3 - changed
 
     supervised(test, "unified", "unified", "unified")
 
