@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCENARIO, PRESETS = "chat-and-reasoning", "vllm-like,headway,star"
+SCENARIO = ROOT / "headway" / "scenarios" / "chat-and-reasoning.toml"
+PRESETS = "vllm-like,headway,star"
 WHERE = "import headway.core.worker.core as core; print(core.__file__)"
 
 
@@ -66,14 +67,19 @@ def test_compiled_cores_simulate_as_plain_ones_do(tmp_path: Path) -> None:
     compiled = build_wheel(tmp_path / "source", tmp_path / "compiled")
     assert python(compiled, "-c", WHERE).strip().endswith(".so")
     assert python(ROOT, "-c", WHERE).strip().endswith(".py")
-    plain, fast = (simulated(code, tmp_path / f"of-{code.name}") for code in (ROOT, compiled))
+    scenario, text = tmp_path / "few.toml", SCENARIO.read_text("utf-8")
+    assert "num_requests = 1500" in text
+    scenario.write_text(text.replace("num_requests = 1500", "num_requests = 500"))
+    plain, fast = (
+        simulated(code, scenario, tmp_path / f"of-{code.name}") for code in (ROOT, compiled)
+    )
     assert plain
     assert fast == plain
 
 
-def simulated(code: Path, out: Path) -> dict[str, bytes]:
+def simulated(code: Path, scenario: Path, out: Path) -> dict[str, bytes]:
     """Every request's times and every decision, by file; also of a fleet that is scaled."""
-    run = ("-m", "headway_launch", "simulate", SCENARIO)
+    run = ("-m", "headway_launch", "simulate", str(scenario))
     python(code, *run, "--preset", PRESETS, "--out", str(out))
     python(code, *run, "--preset", "sbs", "--autoscale", "--out", str(out / "scaled"))
     return {str(f.relative_to(out)): f.read_bytes() for f in out.rglob("*") if f.is_file()}

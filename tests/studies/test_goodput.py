@@ -91,6 +91,7 @@ def test_goodput_is_of_a_gpu_in_the_best_topology_and_shown_unified_and_split() 
     assert "(2U)" in rows[0].note
 
 
+@pytest.mark.slow
 def test_the_study_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     short = replace(MIXED, seconds=6.0, num_instances=1)
     monkeypatch.setattr(goodput, "PLACES", MappingProxyType({"short": short}))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from planning.calibrate import matrix as of_matrix
 from planning.calibrate.calibration import Calibration
 from planning.calibrate.cases import chosen
 from planning.calibrate.figures import TARGETS
@@ -17,7 +18,10 @@ from tests.fakes.local_cluster import MODEL
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_a_machine_is_measured_and_another_load_of_it_predicted(tmp_path: Path) -> None:
+def test_a_machine_is_measured_and_another_load_of_it_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_matrix, "_NUM_CROWD", 40)
     parts = (Part(10, 4.0), Part(10, 40.0))
     learnt = learn(
         LiveModel(MODEL), tmp_path / "learnt", 0, parts=parts, side_by_side=parts, num_lone=8

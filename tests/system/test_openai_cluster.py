@@ -30,6 +30,7 @@ async def ask(client: AsyncOpenAI, prompt: str) -> tuple[str, str]:
 
 
 @pytest.mark.system
+@pytest.mark.slow
 async def test_answers_through_an_endpoint_equal_those_of_generate_though_its_worker_dies(
     store_url: str, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from headway.cost.profile import load_profile, save_profile
 from tests.fakes.load import PATIENCE, Load
 from tests.fakes.local_cluster import local_cluster, until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 async def test_unified_workers_become_prefillers_and_decoders_without_a_failed_request(
