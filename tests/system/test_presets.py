@@ -39,7 +39,9 @@ def under(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         shape = WorkerShape(**{"num_blocks": 64, "chunk_tokens": 64, **(shape or {})})
 
         async def live(cluster: ShellCluster) -> None:
+            num_workers = len(cluster.scenario.roles)
             await until(partial(serves, cluster))
+            await until(lambda: metric(cluster, "headway_scheduler_workers") == num_workers)
             await test(cluster, partial(ask, cluster, count()))
 
         policy = options.get("policy", "")

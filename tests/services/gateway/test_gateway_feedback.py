@@ -6,7 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from protos import autoscaler_pb2, autoscaler_pb2_grpc, predictor_pb2, predictor_pb2_grpc
+from services.gateway import feedback
 from services.gateway.feedback import MeanLengths
 from services.runtime.config import ServiceConfig
 from services.runtime.server import GrpcServer
@@ -67,13 +70,14 @@ def test_a_table_predicts_by_bucket_with_the_last_one_open() -> None:
 
 
 async def test_lengths_are_reported_and_asked_for_and_rates_told(
-    tmp_path: Path, store_url: str
+    tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(feedback, "_CALL_TIMEOUT", 60.0)  # a report that fails is dropped
     async with cluster(tmp_path, store_url) as running:
         listener = Listener()  # type: ignore[abstract]  # the other calls are nobody's here
         client = running.openai()
+        await client.completions.create(model="tiny", prompt="abc")  # nobody knows a length yet
         server = await listen(listener, running.store, "predictor", "autoscaler")
-        await client.completions.create(model="tiny", prompt="abc")
         await until(lambda: bool(listener.observed) and listener.has_heard_of_output)
         assert listener.observed[0].num_prompt_tokens == [3]
         assert listener.observed[0].num_output_tokens == [3]
@@ -84,11 +88,9 @@ async def test_lengths_are_reported_and_asked_for_and_rates_told(
         assert not any(report.HasField("burst_tokens_per_s") for report in listener.rates)
         await until(lambda: bool(listener.num_asked))
         predicted = [0.0]
-        deadline = asyncio.get_running_loop().time() + 20
+        deadline = asyncio.get_running_loop().time() + 60
         while predicted[-1] == 0.0 and asyncio.get_running_loop().time() < deadline:
-            await client.completions.create(
-                model="tiny", prompt="abc"
-            )  # the table may be under way
+            await client.completions.create(model="tiny", prompt="abc")  # it may be under way
             predicted = [r.predicted_output_tokens for r in running.emulated.submitted]
         await client.completions.create(model="tiny", prompt="abcdef", max_tokens=32)
         predicted = [r.predicted_output_tokens for r in running.emulated.submitted]

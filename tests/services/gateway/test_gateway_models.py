@@ -14,6 +14,7 @@ import pytest
 
 from headway.errors import HeadwayError
 from protos import inference_pb2, inference_pb2_grpc, predictor_pb2, predictor_pb2_grpc
+from services.gateway import feedback
 from services.gateway.config import GatewayConfig
 from services.runtime.config import ServiceConfig, read_config
 from services.runtime.server import GrpcServer
@@ -141,7 +142,10 @@ class Listener(predictor_pb2_grpc.PredictorServicer):
         )
 
 
-async def test_lengths_are_reported_and_asked_for_by_model(both: Cluster) -> None:
+async def test_lengths_are_reported_and_asked_for_by_model(
+    both: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feedback, "_CALL_TIMEOUT", 60.0)  # a report that fails is dropped
     listener = Listener()  # type: ignore[abstract]  # the other calls are nobody's here
     server = GrpcServer(ServiceConfig(service_id="listener"))
     server.add(listener)
