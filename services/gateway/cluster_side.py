@@ -22,8 +22,7 @@ from headway.life.moments import MomentKind
 from headway.messages import CancelStream
 from headway.request import Request
 from services.gateway.config import GatewayConfig
-from services.gateway.feedback import Feedback
-from services.gateway.feedbacks import Feedbacks
+from services.gateway.feedback import Feedback, Feedbacks
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.model_loading import core_settings
 from services.gateway.outputs import Output, Outputs

@@ -17,7 +17,6 @@ from headway.errors import Code, HeadwayError
 from services.local import prometheus
 from services.local.forked import Template
 from services.local.launch import LaunchingMachine
-from services.local.metrics_targets import FILE_NAME, keep_targets
 from services.local.options import ClusterOptions, process_specs, worker_spec
 from services.local.process_spec import ProcessSpec
 from services.local.run_file import SECRET_FILE, RunningCluster, leave_run_file, take_run_file_away
@@ -108,7 +107,9 @@ class LocalCluster:
             specs = [process.spec for process in self.supervisor.processes]
             await refuse_taken_ids(specs, self.config)
         if self.options.metrics_port:
-            keeping = keep_targets(self.log_folder / FILE_NAME, self.supervisor)
+            keeping = prometheus.keep_targets(
+                self.log_folder / prometheus.FILE_NAME, self.supervisor
+            )
             self._listing = essential(keeping, "metrics targets")
         await self.supervisor.start()
         if self.scaler is not None:

@@ -1,18 +1,29 @@
-"""``headway up --metrics-port``: a port for every process, for those that come later, too."""
+"""``headway up --metrics-port``: a port for every process, and the file that names them all.
+
+The file's format is that of Prometheus' file-based service discovery (``file_sd_configs``), which
+reads it again on a change.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.errors import Code, HeadwayError
 
 if TYPE_CHECKING:
     from services.local.process_spec import ProcessSpec
+    from services.local.supervisor import Supervisor
 
 FLAG = "--metrics-listen"
+FILE_NAME = "prometheus.json"
+_INTERVAL = 0.5
 _HOST = "127.0.0.1"
 _MOST_PORTS = 1024  # that are looked at from the first one on
 
@@ -61,3 +72,38 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+# --- the file -------------------------------------------------------------------------
+
+
+def targets(specs: Iterable[ProcessSpec]) -> list[dict[str, object]]:
+    """Return every process that shows metrics: its address, name and service."""
+    groups: list[dict[str, object]] = []
+    for spec in specs:
+        if not (address := address_of(spec)):
+            continue
+        labels = {"service": spec.service, "service_id": spec.service_id}
+        if spec.role:
+            labels["role"] = spec.role
+        groups.append({"targets": [address], "labels": labels})
+    return groups
+
+
+def write_targets(path: Path, specs: Iterable[ProcessSpec]) -> None:
+    """Write all of them; a reader meanwhile sees the old file or the new one."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(targets(specs), indent=1) + "\n", encoding="utf-8")
+    new.replace(path)
+
+
+async def keep_targets(path: Path, supervisor: Supervisor) -> None:
+    """Keep the file up to date with processes and their roles, until cancelled."""
+    known: list[ProcessSpec] | None = None
+    while True:
+        specs = [process.spec for process in supervisor.processes]
+        if specs != known:
+            with suppress(OSError):  # the disk is full: try again
+                write_targets(path, specs)
+                known = specs
+        await asyncio.sleep(_INTERVAL)

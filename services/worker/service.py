@@ -44,8 +44,8 @@ from services.worker.kv_nixl import open_nixl
 from services.worker.kv_receiver import KvReceiver
 from services.worker.kv_sender import KvSender
 from services.worker.metrics import PredictionMetrics, WorkerMetrics
+from services.worker.no_kv import NoKv
 from services.worker.pass_record import PassRecord
-from services.worker.planning import NoKv, PlanningLink
 from services.worker.predictor_link import PredictorLink
 from services.worker.token_link import TokenLinks
 
@@ -88,9 +88,10 @@ class WorkerService:
             config, engine, runtime.clock.now
         )  # may refuse: nothing runs yet
         kv: KvAccess
-        self._engine: EngineThread | PlanningLink
+        self._engine: EngineThread | PlanningEngine
         if isinstance(engine, PlanningEngine):
-            self._engine, kv = PlanningLink(engine, self._post), NoKv(engine.info)
+            self._engine, kv = engine, NoKv(engine.info)
+            engine.start(self._post)
         else:
             self._engine, kv = self._thread_of(engine, config.least_pass_time), engine
         self.control = ControlSession(
@@ -135,8 +136,12 @@ class WorkerService:
     def _make_handlers(self) -> Mapping[type, Callable[[Any], None]]:
         engine = self._engine
         runs: dict[type, Callable[[Any], None]] = {ForwardPass: self._start_pass}
-        if isinstance(engine, PlanningLink):
-            runs = {EngineAdd: engine.add, EngineAbort: engine.abort, EngineTune: engine.tune}
+        if not isinstance(engine, EngineThread):
+            runs = {
+                EngineAdd: lambda order: engine.add(order.request, order.priority),
+                EngineAbort: lambda order: engine.abort(order.key),
+                EngineTune: lambda order: engine.tune(order.gamma),
+            }
         if self._kv_events is not None:
             runs[TellKv] = self._kv_events.publish
         return {
@@ -187,7 +192,8 @@ class WorkerService:
         await self._sender.close()
         if self._nixl is not None:
             await self._nixl.close()
-        await self._engine.stop()
+        engine = self._engine
+        await (engine.stop() if isinstance(engine, EngineThread) else engine.close())
         if self._kv_events is not None:
             await self._kv_events.close()
         if self._record is not None:

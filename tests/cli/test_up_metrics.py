@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from headway.errors import HeadwayError
-from services.local.metrics_targets import targets, write_targets
 from services.local.process_spec import ProcessSpec
-from services.local.prometheus import address_of, beside, in_order
+from services.local.prometheus import address_of, beside, in_order, targets, write_targets
 from services.local.store import free_port
 from tests.fakes.compose_files import COMPOSE, OVER
 
