@@ -90,15 +90,14 @@ class Front(gateway_pb2_grpc.TokenSinkServicer, worker_pb2_grpc.WorkerServicer):
         self, request_iterator: AsyncIterator[worker_pb2.SchedulerToWorker], context: _Context
     ) -> AsyncIterator[worker_pb2.WorkerToScheduler]:
         """Refuse: this place has no leader."""
-        await wire.abort(context, _TAKES_KV_ALONE)
+        raise _TAKES_KV_ALONE
         yield worker_pb2.WorkerToScheduler()
 
     async def SetRole(  # noqa: N802 (the proto's name)
         self, request: worker_pb2.SetRoleRequest, context: _Context
     ) -> worker_pb2.SetRoleReply:
         """Refuse: this place has no role."""
-        await wire.abort(context, _TAKES_KV_ALONE)
-        return worker_pb2.SetRoleReply()
+        raise _TAKES_KV_ALONE
 
     async def TransferKv(  # noqa: N802 (the proto's name)
         self, request_iterator: AsyncIterator[worker_pb2.KvChunk], context: _Context

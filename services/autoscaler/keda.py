@@ -17,7 +17,6 @@ from headway.core.autoscaler.events import ROLES, PublishTargets
 from headway.errors import Code, HeadwayError, invalid
 from protos import externalscaler_pb2, externalscaler_pb2_grpc
 from services.autoscaler.decisions import Decisions
-from services.runtime import wire
 
 _TARGET = 1
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -43,7 +42,7 @@ class KedaScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         self, request: externalscaler_pb2.ScaledObjectRef, context: _Context
     ) -> externalscaler_pb2.IsActiveResponse:
         """Return whether any instance is wanted."""
-        return externalscaler_pb2.IsActiveResponse(result=await self._wanted(request, context) > 0)
+        return externalscaler_pb2.IsActiveResponse(result=self._wanted(request) > 0)
 
     async def StreamIsActive(  # noqa: N802 (the proto's name)
         self, request: externalscaler_pb2.ScaledObjectRef, context: _Context
@@ -51,7 +50,7 @@ class KedaScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         """Yield whether any instance is wanted: at once, and whenever that changes."""
         before: bool | None = None
         while True:
-            is_active = await self._wanted(request, context) > 0
+            is_active = self._wanted(request) > 0
             if is_active is not before:
                 before = is_active
                 yield externalscaler_pb2.IsActiveResponse(result=is_active)
@@ -61,10 +60,7 @@ class KedaScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         self, request: externalscaler_pb2.ScaledObjectRef, context: _Context
     ) -> externalscaler_pb2.GetMetricSpecResponse:
         """Return one metric per role; this needs no decision."""
-        try:
-            role = self._role(request)
-        except HeadwayError as error:
-            await wire.abort(context, error)
+        role = self._role(request)
         spec = externalscaler_pb2.MetricSpec(
             metricName=_metric(role), targetSize=_TARGET, targetSizeFloat=_TARGET
         )
@@ -74,7 +70,7 @@ class KedaScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         self, request: externalscaler_pb2.GetMetricsRequest, context: _Context
     ) -> externalscaler_pb2.GetMetricsResponse:
         """Return the number of instances wanted."""
-        value = await self._wanted(request.scaledObjectRef, context) * _TARGET
+        value = self._wanted(request.scaledObjectRef) * _TARGET
         answer = externalscaler_pb2.MetricValue(
             metricName=request.metricName or _metric(self._role(request.scaledObjectRef)),
             metricValue=value,
@@ -82,14 +78,8 @@ class KedaScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         )
         return externalscaler_pb2.GetMetricsResponse(metricValues=[answer])
 
-    async def _wanted(
-        self, scaled_object: externalscaler_pb2.ScaledObjectRef, context: _Context
-    ) -> int:
-        try:
-            targets = self._fresh().targets
-            wanted: int = getattr(targets, f"num_{self._role(scaled_object)}")
-        except HeadwayError as error:
-            await wire.abort(context, error)
+    def _wanted(self, scaled_object: externalscaler_pb2.ScaledObjectRef) -> int:
+        wanted: int = getattr(self._fresh().targets, f"num_{self._role(scaled_object)}")
         return wanted
 
     def _role(self, scaled_object: externalscaler_pb2.ScaledObjectRef) -> str:

@@ -152,21 +152,15 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
         self, request: autoscaler_pb2.RateReport, context: _Context
     ) -> autoscaler_pb2.RateReportReply:
         """Take a gateway's rates."""
-        try:
-            require_id(context, request.gateway_id)
-            self._post(wire.RATE_REPORT.unpack(request))
-        except HeadwayError as error:
-            await wire.abort(context, error)
+        require_id(context, request.gateway_id)
+        self._post(wire.RATE_REPORT.unpack(request))
         return autoscaler_pb2.RateReportReply()
 
     async def ReportFleet(  # noqa: N802 (the proto's name)
         self, request: autoscaler_pb2.FleetReport, context: _Context
     ) -> autoscaler_pb2.FleetReportReply:
         """Take the leading scheduler's view of all workers."""
-        try:
-            self._post(wire.unpack_fleet(request))
-        except HeadwayError as error:
-            await wire.abort(context, error)
+        self._post(wire.unpack_fleet(request))
         return autoscaler_pb2.FleetReportReply()
 
     async def GetTargets(  # noqa: N802 (the proto's name)
@@ -175,8 +169,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
         """Return the current targets."""
         decided = self.decisions.newest
         if decided is None:
-            error = HeadwayError(Code.UNAVAILABLE, "nothing has been decided yet: ask again soon")
-            await wire.abort(context, error)
+            raise HeadwayError(Code.UNAVAILABLE, "nothing has been decided yet: ask again soon")
         return wire.pack_targets(decided)
 
     async def GetDecisions(  # noqa: N802 (the proto's name)

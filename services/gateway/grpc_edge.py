@@ -26,7 +26,6 @@ from services.gateway.output_text import Piece
 from services.gateway.outputs import Output
 from services.gateway.reading import INLINE_BYTES
 from services.gateway.sessions import in_session
-from services.runtime import wire
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -60,12 +59,9 @@ class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
         self, request: gateway_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[gateway_pb2.GenerateReply]:
         """See ``protos/gateway.proto``."""
-        try:
-            async with aclosing(self.replies(request, context)) as replies:
-                async for said in replies:
-                    yield said
-        except HeadwayError as error:
-            await wire.abort(context, error)
+        async with aclosing(self.replies(request, context)) as replies:
+            async for said in replies:
+                yield said
 
     async def replies(
         self, request: gateway_pb2.GenerateRequest, context: Context, own_id: str = ""

@@ -13,7 +13,6 @@ from headway.errors import Code, HeadwayError, invalid
 from protos import common_pb2, gateway_pb2, inference_pb2, inference_pb2_grpc
 from services.gateway.grpc_edge import GatewayEdge
 from services.gateway.served_model import ServedModels
-from services.runtime import wire
 from services.runtime.telemetry import package_version
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -76,19 +75,19 @@ class InferenceEdge(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: inference_pb2.ServerMetadataRequest, context: Context
     ) -> inference_pb2.ServerMetadataResponse:
         """Return the name and the release."""
-        await self._admit(context)
+        self._edge.check_key(context)
         return inference_pb2.ServerMetadataResponse(name="headway", version=package_version())
 
     async def ModelMetadata(  # noqa: N802
         self, request: inference_pb2.ModelMetadataRequest, context: Context
     ) -> inference_pb2.ModelMetadataResponse:
         """Return the tensors of the model; NOT_FOUND for another."""
-        await self._admit(context)
+        self._edge.check_key(context)
         served = self._models.names
         if request.name not in self._models or request.version not in ("", VERSION):
             message = f"model {request.name!r} is not served here; this gateway serves "
             message += f"{', '.join(map(repr, served))}, version {VERSION}"
-            await wire.abort(context, HeadwayError(Code.NOT_FOUND, message))
+            raise HeadwayError(Code.NOT_FOUND, message)
         text = inference_pb2.ModelMetadataResponse.TensorMetadata
         return inference_pb2.ModelMetadataResponse(
             name=request.name,
@@ -103,16 +102,13 @@ class InferenceEdge(inference_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> inference_pb2.ModelInferResponse:
         """Answer with the whole text."""
         text, reasoning, request_id = "", "", ""
-        try:
-            asked = Inference.read(request)
-            asked.call.disable_pacing = True  # nobody reads before the end
-            async with aclosing(self._edge.replies(asked.call, context, request.id)) as replies:
-                async for reply in replies:
-                    request_id = request_id or reply.request_id
-                    text += reply.text
-                    reasoning += reply.reasoning_text
-        except HeadwayError as error:
-            await wire.abort(context, error)
+        asked = Inference.read(request)
+        asked.call.disable_pacing = True  # nobody reads before the end
+        async with aclosing(self._edge.replies(asked.call, context, request.id)) as replies:
+            async for reply in replies:
+                request_id = request_id or reply.request_id
+                text += reply.text
+                reasoning += reply.reasoning_text
         reply.text, reply.reasoning_text = text, reasoning
         return asked.answer(reply, request_id)
 
@@ -120,7 +116,7 @@ class InferenceEdge(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, requests: AsyncIterator[inference_pb2.ModelInferRequest], context: Context
     ) -> AsyncIterator[inference_pb2.ModelStreamInferResponse]:
         """Answer each request with its text as it comes; a refusal ends that request alone."""
-        await self._admit(context)
+        self._edge.check_key(context)
         async for request in requests:
             try:
                 async with aclosing(self._stream(request, context)) as answers:
@@ -143,13 +139,6 @@ class InferenceEdge(inference_pb2_grpc.GRPCInferenceServiceServicer):
                 answer = asked.answer(reply, request_id)
                 answer.parameters["triton_final_response"].bool_param = bool(reply.finish_reason)
                 yield answer
-
-    async def _admit(self, context: Context) -> None:
-        """Refuse a caller without a key where keys are on."""
-        try:
-            self._edge.check_key(context)
-        except HeadwayError as error:
-            await wire.abort(context, error)
 
 
 @dataclass(frozen=True, slots=True)

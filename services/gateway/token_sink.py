@@ -66,7 +66,7 @@ class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
                 yield gateway_pb2.TokenControl(cancel_stream_ids=stream_ids)
         except HeadwayError as error:
             self._log.error("worker_talks_nonsense", error=error.message)
-            await wire.abort(context, error)
+            raise
 
     async def _serve(
         self, batches: AsyncIterator[gateway_pb2.TokenBatch], context: Context

@@ -17,7 +17,6 @@ from services.local.role_change import keep_role, set_role
 from services.local.standby_workers import StandbyWorkers, free_id
 from services.local.supervised import SupervisedProcess
 from services.local.supervisor import Supervisor
-from services.runtime import wire
 from services.runtime.config import ServiceConfig
 from services.runtime.membership import MembershipLease
 from services.runtime.server import GrpcServer
@@ -176,23 +175,14 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
         self, request: supervisor_pb2.ScaleRequest, context: _Context
     ) -> supervisor_pb2.Replicas:
         """See ``protos/supervisor.proto``."""
-        try:
-            self.scale(request.role, request.num_workers)
-        except HeadwayError as error:
-            await wire.abort(context, error)
+        self.scale(request.role, request.num_workers)
         return self._replicas()
 
     async def ChangeRole(  # noqa: N802 (the proto's name)
         self, request: supervisor_pb2.ChangeRoleRequest, context: _Context
     ) -> supervisor_pb2.ChangeRoleReply:
         """See ``protos/supervisor.proto``."""
-        num_changed = 0
-        try:
-            num_changed = await self.change_role(
-                request.source, request.target, request.num_workers
-            )
-        except HeadwayError as error:
-            await wire.abort(context, error)
+        num_changed = await self.change_role(request.source, request.target, request.num_workers)
         return supervisor_pb2.ChangeRoleReply(num_changed=num_changed)
 
     async def GetReplicas(  # noqa: N802 (the proto's name)

@@ -9,7 +9,6 @@ import grpc
 from prometheus_client import Counter
 
 from headway.core.predictor.core import Observed, PredictorCore
-from headway.errors import HeadwayError
 from protos import predictor_pb2, predictor_pb2_grpc
 from services.predictor.config import PredictorConfig
 from services.predictor.models import Models
@@ -58,10 +57,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         self, request: predictor_pb2.PredictRequest, context: _Context
     ) -> predictor_pb2.PredictReply:
         """See ``protos/predictor.proto``."""
-        try:
-            scores = await self._models.answer(wire.unpack_question(request))
-        except HeadwayError as error:
-            await wire.abort(context, error)
+        scores = await self._models.answer(wire.unpack_question(request))
         return predictor_pb2.PredictReply(
             remaining=scores.remaining.tolist(), version=scores.version, weight=scores.weight
         )
@@ -70,13 +66,10 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         self, request: predictor_pb2.ObserveRequest, context: _Context
     ) -> predictor_pb2.ObserveReply:
         """See ``protos/predictor.proto``."""
-        try:
-            event = Observed(
-                request.model, tuple(request.num_prompt_tokens), tuple(request.num_output_tokens)
-            )
-            self._core.handle(event, now=self._clock.now())
-        except HeadwayError as error:
-            await wire.abort(context, error)
+        event = Observed(
+            request.model, tuple(request.num_prompt_tokens), tuple(request.num_output_tokens)
+        )
+        self._core.handle(event, now=self._clock.now())
         self._observed.inc(len(request.num_prompt_tokens))
         return predictor_pb2.ObserveReply(num_observed=self._core.num_observed)
 

@@ -54,8 +54,8 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # grpc_health h
 class GrpcServer:
     """Add servicers, then start; health is SERVING while the process serves and is ready.
 
-    Every call is checked by a ``Guard``. ``for_clients``: the server of the gateway's clients;
-    any other is for the services of the cluster alone.
+    Every call is checked by a ``Guard``, which answers its HeadwayErrors, too. ``for_clients``: the
+    server of the gateway's clients; any other is for the services of the cluster alone.
     """
 
     def __init__(self, config: ServiceConfig, *, for_clients: bool = False) -> None:

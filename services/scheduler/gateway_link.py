@@ -90,11 +90,8 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
         ],
     ) -> AsyncIterator[scheduler_pb2.SchedulerMessage]:
         """See ``protos/scheduler.proto``."""
-        try:
-            async for answers in self._serve(aiter(request_iterator), context):
-                yield wire.TO_GATEWAY.pack_all(answers)
-        except HeadwayError as error:
-            await wire.abort(context, error)
+        async for answers in self._serve(aiter(request_iterator), context):
+            yield wire.TO_GATEWAY.pack_all(answers)
 
     async def Explain(  # noqa: N802 (the proto's name)
         self,
@@ -103,7 +100,7 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
     ) -> scheduler_pb2.ExplainReply:
         """See ``protos/scheduler.proto``."""
         if self._post is None:
-            await wire.abort(context, self._not_leading())
+            raise self._not_leading()
         lines = lines_about(request.request_id, self._decisions())
         return scheduler_pb2.ExplainReply(decisions=lines)
 
@@ -116,7 +113,7 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
     ) -> scheduler_pb2.ClusterPicture:
         """See ``protos/scheduler.proto``."""
         if self._draw is None:
-            await wire.abort(context, self._not_leading())
+            raise self._not_leading()
         packed: scheduler_pb2.ClusterPicture = wire.PICTURE.pack(self._draw())
         return packed
 

@@ -84,11 +84,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         ],
     ) -> AsyncIterator[worker_pb2.WorkerToScheduler]:
         """See ``protos/worker.proto``."""
-        try:
-            async for report in self._loaded.control.serve(aiter(request_iterator)):
-                yield report
-        except HeadwayError as error:
-            await wire.abort(context, error)
+        async for report in self._loaded.control.serve(aiter(request_iterator)):
+            yield report
 
     async def TransferKv(  # noqa: N802 (the proto's name)
         self,
@@ -96,10 +93,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         context: grpc.aio.ServicerContext[worker_pb2.KvChunk, worker_pb2.KvReceipt],
     ) -> worker_pb2.KvReceipt:
         """See ``protos/worker.proto``."""
-        try:
-            await self._loaded.receiver.receive(aiter(request_iterator))
-        except HeadwayError as error:
-            await wire.abort(context, error)
+        await self._loaded.receiver.receive(aiter(request_iterator))
         return worker_pb2.KvReceipt(worker_id=self._runtime.config.service_id)
 
     async def SetRole(  # noqa: N802 (the proto's name)
@@ -108,10 +102,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         context: grpc.aio.ServicerContext[worker_pb2.SetRoleRequest, worker_pb2.SetRoleReply],
     ) -> worker_pb2.SetRoleReply:
         """See ``protos/worker.proto``."""
-        try:
-            await self._loaded.set_role(wire.SET_ROLE.unpack(request).role)
-        except HeadwayError as error:
-            await wire.abort(context, error)
+        await self._loaded.set_role(wire.SET_ROLE.unpack(request).role)
         return worker_pb2.SetRoleReply()
 
 

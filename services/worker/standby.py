@@ -10,7 +10,6 @@ import grpc
 from headway.cluster import Role
 from headway.errors import Code, HeadwayError, invalid
 from protos import standby_pb2, standby_pb2_grpc
-from services.runtime import wire
 from services.runtime.membership import MembershipLease
 from services.runtime.service import Runtime
 from services.runtime.store import Member
@@ -64,8 +63,5 @@ class Standby(standby_pb2_grpc.StandbyServicer):
         self, request: standby_pb2.ActivateRequest, context: _Context
     ) -> standby_pb2.ActivateReply:
         """See ``protos/standby.proto``."""
-        try:
-            self.activate(request.role, request.chunk_tokens)
-        except HeadwayError as error:
-            await wire.abort(context, error)
+        self.activate(request.role, request.chunk_tokens)
         return standby_pb2.ActivateReply()

@@ -24,7 +24,10 @@ _MOST_LOGGED = 256
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Lets a call through if the table says so; a stream is checked once, when it opens."""
+    """Lets a call through if the table says so; a stream is checked once, when it opens.
+
+    A method refuses by a HeadwayError, which becomes the status of its call here.
+    """
 
     def __init__(self, identify: Identify) -> None:
         self._identify = identify
@@ -118,19 +121,25 @@ def by_secret(
 def _behind(
     handler: grpc.RpcMethodHandler[Any, Any], admit: Callable[[Context], Awaitable[None]]
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """Return the handler with ``admit`` before its behaviour."""
+    """Return the handler with ``admit`` before its behaviour, and an answer to its refusals."""
     kind = _kind(handler)
     behaviour: Any = getattr(handler, kind)
     make: Any = getattr(grpc, f"{kind}_rpc_method_handler")
 
     async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
         await admit(context)
-        async for reply in behaviour(request, context):
-            yield reply
+        try:
+            async for reply in behaviour(request, context):
+                yield reply
+        except HeadwayError as error:
+            await wire.abort(context, error)
 
     async def answer(request: Any, context: Context) -> Any:
         await admit(context)
-        return await behaviour(request, context)
+        try:
+            return await behaviour(request, context)
+        except HeadwayError as error:
+            await wire.abort(context, error)
 
     guarded = stream if inspect.isasyncgenfunction(behaviour) else answer
     return make(  # type: ignore[no-any-return]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import pytest
 
 from headway.errors import Code, HeadwayError
@@ -21,7 +20,6 @@ class Call:
 
     def __init__(self, *uris: str) -> None:
         self._uris = uris
-        self.code: grpc.StatusCode | None = None
 
     def auth_context(self) -> dict[str, list[bytes]]:
         return {"peer_spiffe_id": [uri.encode() for uri in self._uris]} if self._uris else {}
@@ -29,19 +27,16 @@ class Call:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
 
-    async def abort(self, code: grpc.StatusCode, details: str, trailing: Any = ()) -> None:
-        self.code = code
-        raise grpc.aio.AbortError
-
 
 async def one(message: Any) -> AsyncIterator[Any]:
     yield message
 
 
-async def read(stream: AsyncIterator[Any]) -> None:
-    with pytest.raises(grpc.aio.AbortError):
+async def refusal(stream: AsyncIterator[Any]) -> Code:
+    with pytest.raises(HeadwayError) as refused:
         async for _ in stream:
             pass
+    return refused.value.code
 
 
 def test_the_name_in_a_certificate_is_the_only_one_that_its_process_may_use() -> None:
@@ -62,10 +57,8 @@ async def test_no_gateway_opens_a_stream_in_the_name_of_another() -> None:
     links = GatewayLinks(lambda: "", 10, lambda: 0.0)
     links.open(lambda event: pytest.fail("the leader heard of it"))
     context: Any = Call("spiffe://c/gateway/g1")
-    await read(
-        links.Connect(one(wire.FROM_GATEWAY.pack(GatewayHello("g2", "g:1"), now=0.0)), context)
-    )
-    assert context.code is grpc.StatusCode.PERMISSION_DENIED
+    stream = links.Connect(one(wire.FROM_GATEWAY.pack(GatewayHello("g2", "g:1"), now=0.0)), context)
+    assert await refusal(stream) is Code.PERMISSION_DENIED
 
 
 async def test_no_worker_sends_tokens_in_the_name_of_another() -> None:
@@ -74,10 +67,5 @@ async def test_no_worker_sends_tokens_in_the_name_of_another() -> None:
 
     sink = TokenSink(lambda event: pytest.fail("the gateway heard of it"), unknown, lambda: 0.0)
     context: Any = Call("spiffe://c/worker/w1")
-    await read(
-        sink.Attach(
-            one(wire.pack_token_batch(TokenBatch("w2", [1], [0], [7], [None], {}), now=0.0)),
-            context,
-        )
-    )
-    assert context.code is grpc.StatusCode.PERMISSION_DENIED
+    batch = wire.pack_token_batch(TokenBatch("w2", [1], [0], [7], [None], {}), now=0.0)
+    assert await refusal(sink.Attach(one(batch), context)) is Code.PERMISSION_DENIED
