@@ -17,6 +17,7 @@ from rich.text import Text
 from cli.console_frames import Json, figures, frames
 from headway.errors import HeadwayError
 from services.local.supervised import SupervisedProcess
+from services.runtime.essential import end_tasks
 
 _INTERVAL = 0.5
 _DOES = (
@@ -62,8 +63,7 @@ class Screen:
             try:
                 yield
             finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+                await end_tasks(task)
                 self._live = None
 
     async def _follow(self, processes: Sequence[SupervisedProcess], url: str) -> None:

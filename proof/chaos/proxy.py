@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from services.runtime.essential import end_tasks
+
 _CHUNK_BYTES = 64 * 1024
 _LISTEN_PATIENCE = 5.0  # seconds: a service that restarts does not listen yet
 Link = tuple[str, str]
@@ -111,9 +113,7 @@ class Proxy:
         """Break every connection and listen no more."""
         if self._server is not None:
             self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -143,9 +143,7 @@ class Proxy:
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
+            await end_tasks(*pumps)
             self.connections.discard(connection)
             back.transport.abort()
 

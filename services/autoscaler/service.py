@@ -27,7 +27,7 @@ from services.autoscaler.start_metrics import StartMetrics
 from services.autoscaler.steering import Steering
 from services.runtime import wire
 from services.runtime.driver import Driver
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 from services.runtime.failpoints import failpoint
 from services.runtime.identity.guard import require_id
 from services.runtime.service import Runtime
@@ -112,9 +112,7 @@ class AutoscalerService(autoscaler_pb2_grpc.AutoscalerServicer):
         await self._steering.stop()
         if self._driver is not None:
             self._driver.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     def _post(self, event: AutoscalerEvent) -> None:
         if self._driver is None:  # the server listens before the service has started

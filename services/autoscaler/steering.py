@@ -11,7 +11,7 @@ from headway.core.autoscaler.events import ROLES, OrderedReport, PublishTargets
 from headway.core.autoscaler.starts import StartsReport
 from headway.errors import HeadwayError
 from services.autoscaler.actuators import Actuator
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 
 
 class Steering:
@@ -56,9 +56,7 @@ class Steering:
 
     async def stop(self) -> None:
         """Stop steering; instances stay as they are."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         await self._actuator.close()
 
     async def _run(self) -> None:

@@ -30,7 +30,7 @@ from services.endpoints.pool_watch import PoolWatch
 from services.endpoints.watcher import Watcher
 from services.runtime.clock import Clock
 from services.runtime.driver import Driver
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 from services.runtime.kubernetes import require_client
 from services.runtime.logs import get_logger
 
@@ -80,9 +80,7 @@ class EndpointPool:
 
     async def close(self) -> None:
         """Stop watching; nobody is answered any more."""
-        if self._listing is not None:
-            self._listing.cancel()
-            await asyncio.gather(self._listing, return_exceptions=True)
+        await end_tasks(self._listing)
         await asyncio.gather(*(pool.close() for pool in self._pools.values()))
         await asyncio.gather(*(watcher.close() for watcher in self._watchers.values()))
         self._driver.close()

@@ -16,7 +16,7 @@ from aiohttp import ClientError
 
 from headway.core.picker.pods import PodFacts, PoolPods, PoolSpec
 from headway.errors import HeadwayError
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 from services.runtime.kubernetes import connect
 from services.runtime.logs import get_logger
 
@@ -49,10 +49,7 @@ class PoolWatch:
 
     async def close(self) -> None:
         """Stop watching."""
-        tasks = [task for task in (self._watching, self._watching_pods) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._watching, self._watching_pods)
         if self._client is not None:
             await self._client.close()
 
@@ -71,10 +68,8 @@ class PoolWatch:
             self._changed()
 
     async def _watch_other_pods(self) -> None:
-        if self._watching_pods is not None:
-            self._watching_pods.cancel()
-            await asyncio.gather(self._watching_pods, return_exceptions=True)
-            self._watching_pods = None
+        await end_tasks(self._watching_pods)
+        self._watching_pods = None
         spec = self._pods.spec
         if spec is not None and spec.label_selector:
             watching = self._watch_pods(spec.label_selector)

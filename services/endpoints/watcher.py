@@ -16,7 +16,7 @@ from headway.core.picker.events import (
 )
 from services.endpoints.endpoints_file import Listed
 from services.endpoints.vllm_metrics import read_metrics
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 
 _MOST_BYTES = 8 << 20
 
@@ -56,9 +56,7 @@ class Watcher:
 
     async def close(self) -> None:
         """Stop watching."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     async def _scrape_all(self) -> None:
         while True:

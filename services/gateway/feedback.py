@@ -23,7 +23,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.runtime import wire
 from services.runtime.channel import Channels
 from services.runtime.config import ServiceConfig
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.store import Member, Store
 
@@ -78,9 +78,7 @@ class Feedback:
 
     async def stop(self) -> None:
         """Stop reporting."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         for channels in self._channels.values():
             await channels.close()
 

@@ -17,7 +17,7 @@ from headway.picture import ClusterPicture
 from headway.request import Request
 from services.runtime import wire
 from services.runtime.config import ServiceConfig
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 from services.runtime.store import Leader, Store
@@ -82,9 +82,7 @@ class SchedulerLink:
 
     async def stop(self) -> None:
         """Close the stream."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     def send(self, message: ToScheduler) -> None:
         """Queue one message; open a new stream to a leader that does not read."""

@@ -14,7 +14,7 @@ from services.local.supervisor import Supervisor
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 
@@ -56,10 +56,7 @@ class StandbyWorkers:
 
     async def stop(self) -> None:
         """Start no more; those that are there stay."""
-        tasks = [*self._telling, *([self._keeping] if self._keeping is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._telling, self._keeping)
 
     def take(
         self, role: str, make_spec: Callable[[str, str], ProcessSpec]

@@ -11,7 +11,7 @@ from headway.errors import Code, HeadwayError
 from services.local.launch import LaunchedProcess, LaunchingMachine
 from services.local.process_spec import ProcessSpec
 from services.runtime import failpoints
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _HEALTHY_AFTER = 30.0  # seconds of life that forgive earlier deaths
@@ -177,9 +177,7 @@ class SupervisedProcess:
                 self.show("did not stop in time: killed")
                 self.kill()
                 await process.wait()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     def restart(self) -> None:
         """End it now: another is started, as after any death."""

@@ -18,6 +18,7 @@ from services.local.standby_workers import StandbyWorkers, free_id
 from services.local.supervised import SupervisedProcess
 from services.local.supervisor import Supervisor
 from services.runtime.config import ServiceConfig
+from services.runtime.essential import end_tasks
 from services.runtime.membership import MembershipLease
 from services.runtime.server import GrpcServer
 from services.runtime.store import Member
@@ -80,9 +81,7 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
     async def stop(self) -> None:
         """Take no more orders; processes stay, and those that drain are waited for."""
         await self._undo.aclose()
-        for task in self._beside:
-            task.cancel()
-        await asyncio.gather(*self._beside, return_exceptions=True)
+        await end_tasks(*self._beside)
         await asyncio.gather(*self._draining.values())
 
     def scale(self, role: str, num_workers: int) -> None:

@@ -15,7 +15,7 @@ from aiohttp import ClientError
 
 from headway.core.picker.lease import LeaseCandidate, LeaseSeen, LeaseStep
 from headway.errors import HeadwayError
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 from services.runtime.kubernetes import connect
 from services.runtime.logs import get_logger
 
@@ -53,8 +53,7 @@ class PickerLeadership:
 
     async def close(self) -> None:
         """Give the lease up, and leave another the time to take it before this one stops."""
-        self._watching.cancel()
-        await asyncio.gather(self._watching, return_exceptions=True)
+        await end_tasks(self._watching)
         if self.leads:
             try:
                 await self._read()

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from headway.errors import Code, HeadwayError
 from services.predictor.config import PredictorConfig
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 from services.runtime.logs import get_logger
 from services.runtime.wire import Question
 
@@ -72,10 +72,7 @@ class Models:
 
     async def stop(self) -> None:
         """Stop everything; do not wait for learning in progress."""
-        tasks = [*self._learning, *([self._reloading] if self._reloading else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._learning, self._reloading)
         await asyncio.gather(*(scorer.close() for scorer in self._scorers.values()))
 
     async def answer(self, question: Question) -> Scores:

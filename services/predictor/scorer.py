@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from headway.errors import Code, HeadwayError, invalid
 from services.predictor.network import LengthNetwork
 from services.predictor.versions import LoadedPredictor, load_version, newest_version
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 from services.runtime.logs import get_logger
 
 MOST_ROWS = 1024
@@ -147,9 +147,7 @@ class Scorer:
 
     async def close(self) -> None:
         """Stop scoring."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         _fail(self._waiting, HeadwayError(Code.UNAVAILABLE, "the predictor is stopping"))
         self._thread.shutdown(wait=False, cancel_futures=True)
 

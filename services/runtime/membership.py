@@ -13,7 +13,7 @@ from dataclasses import replace
 from hashlib import sha256
 
 from headway.errors import HeadwayError
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 from services.runtime.failpoints import failpoint
 from services.runtime.logs import get_logger
 from services.runtime.store import MEMBER_TTL, Member, Store
@@ -53,7 +53,7 @@ class MembershipLease:
 
     async def stop(self) -> None:
         """Leave at once."""
-        await _cancelled(self._task)
+        await end_tasks(self._task)
         with suppress(HeadwayError):  # without a store the lease ends by itself
             await self._store.leave(self._member)
 
@@ -105,7 +105,7 @@ class MembershipWatch:
 
     async def stop(self) -> None:
         """Stop polling."""
-        await _cancelled(self._task)
+        await end_tasks(self._task)
 
     async def _run(self) -> None:
         while True:
@@ -139,9 +139,3 @@ class MembershipWatch:
             listener(member)
         except Exception as error:  # one listener's error must not end the watch
             get_logger().error("unexpected_error", member_id=member.member_id, exc_info=error)
-
-
-async def _cancelled(task: asyncio.Task[None] | None) -> None:
-    if task is not None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

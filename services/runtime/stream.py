@@ -16,6 +16,7 @@ import grpc
 from headway.errors import Code, HeadwayError
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
+from services.runtime.essential import end_tasks
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.identity.tls_faults import peer_fault
 from services.runtime.logs import get_logger
@@ -312,6 +313,4 @@ async def _first_of(*awaitables: Awaitable[None]) -> None:
             if task.done():
                 task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)

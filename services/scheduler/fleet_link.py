@@ -11,7 +11,7 @@ from headway.policies.scaling.protocol import Fleet
 from services.runtime import wire
 from services.runtime.channel import Channels
 from services.runtime.config import ServiceConfig
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.store import Store
 
@@ -43,9 +43,7 @@ class FleetLink:
 
     async def close(self) -> None:
         """Stop reporting."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         await self._channels.close(keep=())
 
     async def _run(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from headway.core.scheduler.events import Learned, Persist, SavedRequest
 from headway.errors import HeadwayError
 from headway.request import StreamKey
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 from services.runtime.failpoints import failpoint
 from services.runtime.logs import get_logger
 from services.runtime.store import Store
@@ -58,9 +58,7 @@ class Journal:
     async def close(self) -> None:
         """Stop writing; a write in progress may still arrive."""
         self._closed = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     async def _write_all(self) -> None:
         while self._requests or self._learned:

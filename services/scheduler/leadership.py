@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from headway.errors import HeadwayError
 from services.runtime.clock import Clock
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 from services.runtime.failpoints import failpoint
 from services.runtime.logs import get_logger
 from services.runtime.store import Store
@@ -82,9 +82,7 @@ class Leadership:
 
     async def stop(self) -> None:
         """Release the lease at once, so that nobody waits until it expires."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         # Even without the lead: an answer of the store may have been in flight.
         candidate_id = self._candidate_id
         await self._step_down("stopping")

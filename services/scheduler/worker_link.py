@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from headway.errors import invalid
 from headway.messages import ControlHello, EndForward, FromWorker, Order, Snapshot
 from services.runtime import wire
 from services.runtime.config import ServiceConfig
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 from services.runtime.stream import Dialled, Outbox, redial
@@ -66,8 +65,7 @@ class WorkerLink:
 
     async def close(self) -> None:
         """Close the stream for good."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     async def _attempt(self) -> None:
         reason = await self._stream.once(self._address, Outbox(self._max_queued))

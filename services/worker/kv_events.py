@@ -18,7 +18,7 @@ import zmq.asyncio
 from headway.blocks import BlockHash
 from headway.core.worker.events import BlocksCached, TellKv
 from headway.errors import Code, HeadwayError
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 
 _KEPT = 10_000
 """Batches that a replay may ask for, as vLLM's ``buffer_steps``."""
@@ -75,9 +75,7 @@ class UnitPublisher:
     async def close(self) -> None:
         """Close both sockets; what has not been sent is lost."""
         self._events.close()
-        if self._replaying is not None:
-            self._replaying.cancel()
-            await asyncio.gather(self._replaying, return_exceptions=True)
+        await end_tasks(self._replaying)
 
 
 class KvEvents:

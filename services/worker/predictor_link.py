@@ -19,7 +19,7 @@ from headway.messages import FinishedRequest
 from services.runtime import wire
 from services.runtime.channel import Channels
 from services.runtime.config import ServiceConfig
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.logs import get_logger
 from services.runtime.membership import MembershipWatch
@@ -98,9 +98,7 @@ class PredictorLink:
             self._asking = essential(self._run(chosen.address), "predictor link")
 
     async def _hang_up(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        await end_tasks(self._asking)
 
     def _know(self, is_known: bool) -> None:
         self._queue.clear()

@@ -36,7 +36,7 @@ from headway.request import FinishReason, Request, StreamKey, TokenLogprobs
 from services.endpoints.choosing import WatchIntervals, choosing_settings
 from services.endpoints.pool import EndpointPool
 from services.runtime.clock import Clock
-from services.runtime.essential import essential
+from services.runtime.essential import end_tasks, essential
 from services.runtime.logs import get_logger
 from services.runtime.watchdog import end_process
 from services.worker.config import WorkerConfig
@@ -261,9 +261,7 @@ class OpenAIEngine:
         """See ``PlanningEngine.close``."""
         tasks = [*self._watching, *self._tasks.values()]
         self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
         await self._pool.close()
         await self._client.close()
 
