@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 from bench.serve.client import Endpoint, error_text
 from cli import explain_what_if
 from cli.explain_life import life_text, time_of
-from cli.explain_own import OwnUnitTold
+from cli.explain_own import OwnUnitReasons
 from cli.options import REFUSALS
 from headway.errors import Code, HeadwayError
 from headway.life.form import unpacked
@@ -28,7 +28,7 @@ from headway.life.reasons import several
 from headway.life.record import LifeRecord
 from headway.request import is_named
 from results.recording import DECISIONS, LIVES
-from services.local.run_file import SECRET_FILE, found_url
+from services.local.run_file import SECRET_FILE, running_url
 
 MOST_LINE_CHARS = 1 << 24
 MOST_OTHERS = 8
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         from cli import explain_scaling  # gRPC and the store, which nothing else here needs
 
         return explain_scaling.run(args)
-    where = (args.url or found_url(args.log_dir)) if is_live else str(args.folder)
+    where = (args.url or running_url(args.log_dir)) if is_live else str(args.folder)
     call = (
         ask(where, args.request, args.api_key) if is_live else _recorded(args.folder, args.request)
     )
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell_what_if(
-    args: argparse.Namespace, where: str, call: CallTold, presets: Sequence[str]
+    args: argparse.Namespace, where: str, call: ExplainedCall, presets: Sequence[str]
 ) -> None:
     """Print what other policies would have done with the output that took longest."""
     lives = [output.life for output in call.outputs if output.life is not None]
@@ -138,9 +138,11 @@ def _replays(args: argparse.Namespace, where: str) -> explain_what_if.Replays:
     return replay
 
 
-def _recorded(folder: Path, request_id: str) -> CallTold:
-    output = OutputTold(request_id, _recorded_life(folder, request_id), _recorded_lines(folder))
-    return CallTold([output])
+def _recorded(folder: Path, request_id: str) -> ExplainedCall:
+    output = ExplainedOutput(
+        request_id, _recorded_life(folder, request_id), _recorded_lines(folder)
+    )
+    return ExplainedCall([output])
 
 
 def _recorded_lines(folder: Path) -> Iterator[str]:
@@ -166,22 +168,22 @@ def _recorded_life(folder: Path, request_id: str) -> LifeRecord | None:
     return None
 
 
-def ask(url: str, request_id: str, api_key: str = "") -> CallTold:
+def ask(url: str, request_id: str, api_key: str = "") -> ExplainedCall:
     """Return what a live gateway knows of a call: the newest one that the id names."""
     answer = fetch(url, f"/explain/{quote(request_id, safe='')}", api_key)
     try:
         outputs = [_read_output(each) for each in (answer, *answer.get("others", ()))]
-        return CallTold(outputs, int(answer.get("num_older", 0)))
+        return ExplainedCall(outputs, int(answer.get("num_older", 0)))
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise _no_gateway(url, error) from error
 
 
-def _read_output(fields: Mapping[str, Any]) -> OutputTold:
+def _read_output(fields: Mapping[str, Any]) -> ExplainedOutput:
     decisions, life_fields = fields["decisions"], fields.get("life")
     life = None if life_fields is None else unpacked(life_fields)
     name = decisions[0]["chosen"][0][0] if decisions else str(fields["request_id"])
     request_id = name if life is None else life.request_id
-    return OutputTold(request_id, life, [json.dumps(decision) for decision in decisions])
+    return ExplainedOutput(request_id, life, [json.dumps(decision) for decision in decisions])
 
 
 def fetch(url: str, path: str, api_key: str = "", asked: object = None) -> Any:
@@ -210,7 +212,7 @@ def _no_gateway(url: str, error: Exception) -> HeadwayError:
     return HeadwayError(Code.UNAVAILABLE, message)
 
 
-class OutputTold(NamedTuple):
+class ExplainedOutput(NamedTuple):
     """One output of a call: its life, and decisions as JSON lines."""
 
     request_id: str
@@ -225,10 +227,10 @@ class OutputTold(NamedTuple):
         return "\n".join(paragraphs)
 
 
-class CallTold(NamedTuple):
+class ExplainedCall(NamedTuple):
     """A call; ``num_older``: earlier calls that its client gave the same id."""
 
-    outputs: Sequence[OutputTold]
+    outputs: Sequence[ExplainedOutput]
     num_older: int = 0
 
 
@@ -266,7 +268,7 @@ class ExplainedDecision:
     num_beside: int
     num_left: int
     constants: tuple[tuple[str, float, str], ...] = ()
-    own: OwnUnitTold | None = None
+    own: OwnUnitReasons | None = None
 
     def text(self) -> str:
         """Return a paragraph for people."""
@@ -336,5 +338,5 @@ def _read_decision(request_id: str, decision: dict[str, Any]) -> Iterator[Explai
                 (str(name), float(value), str(source))
                 for name, value, source in decision.get("constants", ())
             ),
-            own=OwnUnitTold.read(own[0]) if own else None,
+            own=OwnUnitReasons.read(own[0]) if own else None,
         )

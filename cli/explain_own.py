@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from headway.life.reasons import several
 
 
-class OwnUnitTold(NamedTuple):
+class OwnUnitReasons(NamedTuple):
     """A request's own unit, as a decision recorded it; tokens, seconds.
 
     ``wait``: until the unit's turn, as expected when the request first could not go there.
@@ -25,7 +25,7 @@ class OwnUnitTold(NamedTuple):
     runner_up_cost: float
 
     @classmethod
-    def read(cls, reason: Mapping[str, Any]) -> OwnUnitTold:
+    def read(cls, reason: Mapping[str, Any]) -> OwnUnitReasons:
         """Return what a decision's line says; ValueError and its like for anything else."""
         return cls(
             int(reason["hit_tokens"]),

@@ -13,7 +13,7 @@ from headway.core.autoscaler.events import ROLES, PublishTargets
 from headway.errors import Code, HeadwayError
 from headway.life.reasons import several
 from headway.policies.scaling.protocol import PoolLoad, StartUp
-from services.local.run_file import SECRET_FILE, RunningCluster, found_cluster
+from services.local.run_file import SECRET_FILE, RunningCluster, running_cluster
 from services.runtime import wire
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig, read_config
@@ -53,7 +53,7 @@ async def _ask(args: argparse.Namespace) -> Sequence[PublishTargets]:
 
 def _config(args: argparse.Namespace) -> ServiceConfig:
     """Return where to ask: what was given, else the cluster of the run folder."""
-    cluster = RunningCluster() if args.store or args.autoscaler else found_cluster(args.log_dir)
+    cluster = RunningCluster() if args.store or args.autoscaler else running_cluster(args.log_dir)
     said = {"store": args.store or cluster.store, "cluster": args.cluster or cluster.cluster}
     given = [text for name, value in said.items() if value for text in (f"--{name}", value)]
     return read_config(ServiceConfig, ["--service-id", "explain", *given])

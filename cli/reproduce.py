@@ -103,7 +103,7 @@ def _plot(folder: Path, claims: Sequence[Claim], num_processes: int) -> None:
 
 def _conversations(seeds: Sequence[int], num_processes: int) -> list[Claim]:
     """Print the figures of every system and load, which say more than the claims."""
-    results = conversations.found_by(seeds, num_processes)
+    results = conversations.measure_all(seeds, num_processes)
     table = make_table(
         conversations.TITLES, conversations.table(results), left=conversations.TITLES[:2]
     )

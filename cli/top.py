@@ -16,7 +16,7 @@ from cli.cells import number, seconds, share, table_of
 from cli.console_frames import Json, figures, frames
 from cli.top_sessions import sessions_table
 from headway.core.gateway.rows import PHASES, SORTS, RowQuery
-from services.local.run_file import found_url
+from services.local.run_file import running_url
 
 _STATES = {"serving": "green", "draining": "yellow", "starting": "cyan", "gone": "bold red"}
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         "rows": str(args.rows),
     }
     query = {name: value for name, value in asked.items() if value}
-    url = args.url or found_url(args.log_dir)
+    url = args.url or running_url(args.log_dir)
     console = Console()
     show = _follow if console.is_terminal and not args.once else _print_once
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from cli.explain import fetch
 from headway.errors import Code, HeadwayError, invalid
 from headway.life.reasons import several
-from services.local.run_file import found_url
+from services.local.run_file import running_url
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     if args.since is not None and not isfinite(args.since):
         raise invalid("--since", args.since, "seconds since the epoch")
     since = "" if args.since is None else f"?since={args.since!r}"
-    trace = fetch(args.url or found_url(args.log_dir), f"/trace.json{since}", args.api_key)
+    trace = fetch(args.url or running_url(args.log_dir), f"/trace.json{since}", args.api_key)
     write_trace(args.out, trace)
     num_requests = sum(event["name"] == "thread_name" for event in trace["traceEvents"])
     print(f"{args.out}: {several(num_requests, 'request')}; open it at https://ui.perfetto.dev")

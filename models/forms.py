@@ -73,22 +73,22 @@ def _object(
     """Return properties, values and those facts that the text is to tell."""
     properties: dict[str, Schema] = {}
     values: dict[str, Any] = {}
-    told_facts = []
+    stated = []
     for each in facts:
         schema, value = schema_of_fact(each, rng), each.value
-        is_told = rng.random() > 0.03
+        is_stated = rng.random() > 0.03
         if rng.random() < 0.08 and each.kind in ("string", "integer", "number"):
             schema = {"anyOf": [schema, {"type": "null"}]}
-            is_told = rng.random() > 0.4
-            value = value if is_told else None
-        elif not is_told:
+            is_stated = rng.random() > 0.4
+            value = value if is_stated else None
+        elif not is_stated:
             value = each.choices[0] if each.kind == "enum" else NOTHING[each.kind]
         if each.kind == "integer" and rng.random() < 0.1:
             schema["type" if "type" in schema else "title"] = "integer"
         properties[each.name], values[each.name] = schema, value
-        if is_told:
-            told_facts.append(each)
-    return properties, values, told_facts
+        if is_stated:
+            stated.append(each)
+    return properties, values, stated
 
 
 def draw_filled(rng: random.Random) -> Filled:
@@ -103,12 +103,8 @@ def draw_filled(rng: random.Random) -> Filled:
         return _list_of_objects(rng, facts[:3], name)
     if shape < 0.25 and count > 1:
         return _nested(rng, facts, name)
-    properties, values, told_facts = _object(rng, facts)
-    text = (
-        sentences(told_facts, rng)
-        if told_facts
-        else rng.choice(("Go.", "Hello.", "I do not know."))
-    )
+    properties, values, stated = _object(rng, facts)
+    text = sentences(stated, rng) if stated else rng.choice(("Go.", "Hello.", "I do not know."))
     return Filled(object_schema(properties, rng, name), text, values)
 
 
@@ -125,8 +121,8 @@ def _record(rng: random.Random) -> Filled:
 def _nested(rng: random.Random, facts: Sequence[Fact], name: str) -> Filled:
     """Put some of the fields into an object of their own, inline or by reference."""
     cut = rng.randint(1, len(facts) - 1)
-    outer, outer_values, outer_told = _object(rng, facts[:cut])
-    inner, inner_values, inner_told = _object(rng, facts[cut:])
+    outer, outer_values, outer_stated = _object(rng, facts[:cut])
+    inner, inner_values, inner_stated = _object(rng, facts[cut:])
     field = own_name(rng)
     while field in outer:
         field = own_name(rng)
@@ -136,8 +132,8 @@ def _nested(rng: random.Random, facts: Sequence[Fact], name: str) -> Filled:
         definitions = {"$defs": {field.title(): schema}}
         schema = {"$ref": f"#/$defs/{field.title()}"}
     made = object_schema({**outer, field: schema}, rng, name)
-    told_facts = [*outer_told, *inner_told]
-    text = sentences(told_facts, rng) if told_facts else "Go."
+    stated = [*outer_stated, *inner_stated]
+    text = sentences(stated, rng) if stated else "Go."
     return Filled({**definitions, **made}, text, {**outer_values, field: inner_values})
 
 

@@ -112,7 +112,7 @@ def loads() -> list[str]:
     return [name for name, load in LOADS.items() if load.is_there]
 
 
-def found_by(seeds: Sequence[int], num_processes: int) -> Results:
+def measure_all(seeds: Sequence[int], num_processes: int) -> Results:
     """Run every system under every load."""
     names = [system.name for system in SYSTEMS]
     jobs = [Job(load, name, 0.0, seed) for load in loads() for seed in seeds for name in names]
@@ -121,7 +121,7 @@ def found_by(seeds: Sequence[int], num_processes: int) -> Results:
 
 def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
     """Compare ours with the best rival of each load."""
-    return claims(found_by(seeds, num_processes))
+    return claims(measure_all(seeds, num_processes))
 
 
 # --- the table ------------------------------------------------------------------------

@@ -148,7 +148,7 @@ def find(places: Mapping[str, Cell], seeds: Sequence[int], num_processes: int) -
             tried[place, system, topology, TUNED].at(LEVELS[0]) or _NOTHING * most[place]
         )
         for (place, system), all_ in ranked.items()
-        for topology in _shown(system, all_)
+        for topology in _best_ranked(system, all_)
         for seed in seeds
     }
     return Goodputs(search(searches, LEVELS, _FINE, num_processes), ranked, seeds)
@@ -159,7 +159,7 @@ def _ranked(tried: Searches, place: str, system: str, topologies: Sequence[str])
     return sorted(topologies, key=lambda t: -tried[place, system, t, TUNED].at(LEVELS[0]))
 
 
-def _shown(system: str, ranked: Sequence[str]) -> Sequence[str]:
+def _best_ranked(system: str, ranked: Sequence[str]) -> Sequence[str]:
     """Return the best topology, and of the plain one and ours the best of the other kind."""
     if system not in (PLAIN, OURS):
         return ranked[:1]

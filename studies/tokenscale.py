@@ -310,7 +310,10 @@ def _frontiers(results: Results, at: str, system: str, seeds: Sequence[int]) -> 
         PerSeed(tuple(mean_over(pair[n], *span) for pair, span in zip(pairs, spans, strict=True)))
         for n in (0, 1)
     )
-    where, points = WORKLOADS[at].name, "; ".join(_shown(results, at, s) for s in (PAPER, system))
+    where, points = (
+        WORKLOADS[at].name,
+        "; ".join(_points_text(results, at, s) for s in (PAPER, system)),
+    )
     paper = _PARTS.get(system, "-") if system in VARIANTS else "50…88 % to 80…96 %"
     low, high = (statistics.fmean(ends) for ends in zip(*spans, strict=True))
     area = judged(
@@ -342,7 +345,7 @@ def _cost(at: str, system: str, pairs: Sequence[Sequence[Sequence[Point]]]) -> C
     return cheaper(judge, (system, PAPER), before, after)
 
 
-def _shown(results: Results, at: str, system: str) -> str:
+def _points_text(results: Results, at: str, system: str) -> str:
     """Return a system's points over headrooms, means over seeds."""
     headrooms = sorted({job.rate for job in results.rows if job[:2] == (at, system)}, reverse=True)
     points = (

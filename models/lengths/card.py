@@ -96,14 +96,14 @@ def _followed(bands: Sequence[Mapping[str, Any]]) -> str:
             [
                 _range(band["from"], band["below"]),
                 str(band["num_requests"]),
-                *(_shown(band["mae"].get(edge, band["mae"].get(str(edge)))) for edge in edges),
+                *(_error_text(band["mae"].get(edge, band["mae"].get(str(edge)))) for edge in edges),
             ]
             for band in bands
         ],
     )
 
 
-def _shown(error: float | None) -> str:
+def _error_text(error: float | None) -> str:
     return "" if error is None else f"{error:.1f}"
 
 

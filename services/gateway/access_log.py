@@ -87,15 +87,15 @@ def access_line(output: Output, end: str, life: LifeRecord | None, now: float) -
         "num_cached_tokens": output.num_cached_tokens,
         "num_output_tokens": text.num_tokens,
         "num_reasoning_tokens": text.num_reasoning_tokens,
-        "ttft": _shown(None if first_at is None else first_at - arrival_at),
-        "ttfat": _shown(None if answered_at is None else answered_at - arrival_at),
-        "tpot": _shown(tpot),
-        "duration": _shown(now - arrival_at),
+        "ttft": _rounded(None if first_at is None else first_at - arrival_at),
+        "ttfat": _rounded(None if answered_at is None else answered_at - arrival_at),
+        "tpot": _rounded(tpot),
+        "duration": _rounded(now - arrival_at),
         "workers": list(life.workers) if life is not None else [],
         **({"session_id": life.session_id, "turn": life.turn} if life and life.session_id else {}),
         **({"error": life.error} if life is not None and life.error else {}),
     }
 
 
-def _shown(seconds: float | None) -> float | None:
+def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 6)

@@ -76,13 +76,13 @@ class WindowDetokeniser:
     that decides, for example, whether the next token's leading space is kept.
     """
 
-    __slots__ = ("_ids", "_num_shown", "_prefix", "_special_ids", "_tokenizer")
+    __slots__ = ("_ids", "_num_written", "_prefix", "_special_ids", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._special_ids = special_ids
         self._ids: list[int] = []
-        self._num_shown = 0
+        self._num_written = 0
         self._prefix = ""
 
     def push(self, token_id: int) -> str:
@@ -92,7 +92,7 @@ class WindowDetokeniser:
         self._ids.append(token_id)
         text = self._tokenizer.decode(self._ids)
         # Without the bound a run of invalid bytes would cost the square of its length.
-        if len(self._ids) - self._num_shown < _MOST_PENDING and (
+        if len(self._ids) - self._num_written < _MOST_PENDING and (
             text.endswith("\ufffd") or len(text) <= len(self._prefix)
         ):
             return ""
@@ -103,11 +103,11 @@ class WindowDetokeniser:
         return self._show(self._tokenizer.decode(self._ids))
 
     def _show(self, text: str) -> str:
-        num_shown = len(self._prefix)
-        del self._ids[: self._num_shown]
-        self._num_shown = len(self._ids)
+        start = len(self._prefix)
+        del self._ids[: self._num_written]
+        self._num_written = len(self._ids)
         self._prefix = self._tokenizer.decode(self._ids)
-        return text[num_shown:]
+        return text[start:]
 
 
 class ShownTokens:

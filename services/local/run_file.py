@@ -43,12 +43,12 @@ def take_run_file_away(folder: Path) -> None:
         (folder / RUN_FILE).unlink()
 
 
-def found_url(folder: Path) -> str:
+def running_url(folder: Path) -> str:
     """Return the gateway's address of the cluster that runs there, else the usual one."""
-    return found_cluster(folder).url
+    return running_cluster(folder).url
 
 
-def found_cluster(folder: Path) -> RunningCluster:
+def running_cluster(folder: Path) -> RunningCluster:
     """Return the cluster that runs there; without one the usual gateway's address alone.
 
     PERMISSION_DENIED where others may have written the file: commands send keys to its address.

@@ -314,7 +314,7 @@ def _heed_cancel() -> None:
         raise asyncio.CancelledError
 
 
-async def _answers(client: redis.Redis, shown_url: str, patience: float) -> None:
+async def _answers(client: redis.Redis, safe_url: str, patience: float) -> None:
     """Return once the store answers; log the outage once, not at each attempt."""
     loop, pause, said = asyncio.get_running_loop(), _SHORTEST_PAUSE, False
     give_up_at = loop.time() + patience
@@ -323,21 +323,21 @@ async def _answers(client: redis.Redis, shown_url: str, patience: float) -> None
             await client.ping()
         except (RedisError, OSError) as error:
             if reason := _distrust(error):
-                message = f"the store at {shown_url} {reason}"
+                message = f"the store at {safe_url} {reason}"
                 raise HeadwayError(Code.FAILED_PRECONDITION, message) from error
             if loop.time() >= give_up_at:
                 message = (
-                    f"the store at {shown_url} does not answer ({error}): start it, or give --store"
+                    f"the store at {safe_url} does not answer ({error}): start it, or give --store"
                 )
                 raise HeadwayError(Code.UNAVAILABLE, message) from error
             if not said:
-                get_logger().warning("store_unreachable", store=shown_url, error=str(error))
+                get_logger().warning("store_unreachable", store=safe_url, error=str(error))
             said = True
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         else:
             if said:
-                get_logger().info("store_reached", store=shown_url)
+                get_logger().info("store_reached", store=safe_url)
             return
 
 

@@ -107,9 +107,9 @@ class ClusterObserver:
         self.has_looked = True
         if now - self._scaled_at >= _SCALING_INTERVAL:
             self._scaled_at = now
-            self._scaling = await self._look_at_scaling()
+            self._scaling = await self._read_scaling()
 
-    async def _look_at_scaling(self) -> dict[str, Any]:
+    async def _read_scaling(self) -> dict[str, Any]:
         members = await _or_none(self._store.members("autoscaler"))
         if members is None:
             return self._scaling

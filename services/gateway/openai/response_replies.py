@@ -68,7 +68,7 @@ class ResponseReply(ItemReply):
         self._open = item
         if kind != "function_call":
             self._tell(
-                "output_item.added", output_index=number, item=_shown(item) | {"content": []}
+                "output_item.added", output_index=number, item=_item_form(item) | {"content": []}
             )
         return item
 
@@ -77,7 +77,9 @@ class ResponseReply(ItemReply):
             self._close()
             item = self._begin_item("function_call")
             item |= {"call_id": new_call_id(), "name": piece.name, "arguments": ""}
-            self._tell("output_item.added", output_index=item["output_index"], item=_shown(item))
+            self._tell(
+                "output_item.added", output_index=item["output_index"], item=_item_form(item)
+            )
             self._newest_call = item
         item = self._newest_call
         if piece.arguments:
@@ -97,7 +99,7 @@ class ResponseReply(ItemReply):
             part = item["content"][0]
             self._tell(f"{part['type']}.done", **_place(item), text=part["text"], logprobs=[])
             self._tell("content_part.done", **_place(item), part=part)
-        self._tell("output_item.done", output_index=item["output_index"], item=_shown(item))
+        self._tell("output_item.done", output_index=item["output_index"], item=_item_form(item))
 
     # --- events -----------------------------------------------------------------------
 
@@ -121,7 +123,7 @@ class ResponseReply(ItemReply):
             "created_at": self.identity.created,
             "status": status,
             "model": self.identity.model,
-            "output": [_shown(item) for item in self._items],
+            "output": [_item_form(item) for item in self._items],
             "usage": None if status == "in_progress" else counts,
             "incomplete_details": cut,
             "error": None,
@@ -139,7 +141,7 @@ def _keep_none(response_id: str, history: ResponseHistory) -> None:
     """Store nothing."""
 
 
-def _shown(item: Json) -> Json:
+def _item_form(item: Json) -> Json:
     return {name: value for name, value in item.items() if name != "output_index"}
 
 

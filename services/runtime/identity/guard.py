@@ -12,7 +12,7 @@ from headway.errors import Code, HeadwayError
 from services.runtime import wire
 from services.runtime.identity.access import require_access
 from services.runtime.identity.roles import PEERS, Caller, ServiceRole, read_spiffe_id
-from services.runtime.identity.secret import is_proof, shown_proof
+from services.runtime.identity.secret import given_proof, is_proof
 from services.runtime.logs import get_logger
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -65,7 +65,7 @@ def by_certificate(cluster: str) -> Identify:
     """Return what reads the role from the caller's certificate."""
 
     def identify(context: Context) -> Caller:
-        return read_spiffe_id(_shown_spiffe_id(context), cluster)
+        return read_spiffe_id(_peer_spiffe_id(context), cluster)
 
     return identify
 
@@ -75,13 +75,13 @@ def require_id(context: Context, service_id: str) -> None:
 
     A certificate that is named as its role is shared by all services of the role.
     """
-    role, _, name = _shown_spiffe_id(context).partition("://")[2].partition("/")[2].partition("/")
+    role, _, name = _peer_spiffe_id(context).partition("://")[2].partition("/")[2].partition("/")
     if name not in ("", role, service_id):
         message = f"the caller says that it is {service_id!r}; its certificate names {role} {name}"
         raise HeadwayError(Code.PERMISSION_DENIED, message)
 
 
-def _shown_spiffe_id(context: Context) -> str:
+def _peer_spiffe_id(context: Context) -> str:
     """Return the URI in the caller's certificate; "" without one, or with several."""
     named = [*context.auth_context().get("peer_spiffe_id", ())]
     return named[0].decode() if len(named) == 1 else ""
@@ -103,7 +103,7 @@ def by_secret(
     """
 
     def identify(context: Context) -> Caller:
-        proof = shown_proof(context.invocation_metadata() or ())
+        proof = given_proof(context.invocation_metadata() or ())
         if any(is_proof(proof, secret, port) for port in ports()):
             return Caller("a service of this cluster", PEERS | {ServiceRole.CLIENT})
         if not proof and for_clients:

@@ -72,7 +72,7 @@ def user_agent(secret: bytes, address: str) -> str:
     return _AGENT + _proof(secret, address.rpartition(":")[2])
 
 
-def shown_proof(metadata: Iterable[tuple[str, Any]]) -> str:
+def given_proof(metadata: Iterable[tuple[str, Any]]) -> str:
     """Return the proof that a call carries, "" without one."""
     agent = next((str(value) for key, value in metadata if key == "user-agent"), "")
     return agent.partition(" ")[0].removeprefix(_AGENT) if agent.startswith(_AGENT) else ""

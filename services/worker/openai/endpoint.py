@@ -164,14 +164,14 @@ def examine_first(
     """
     if args.url:
         return examine(args, model, max_model_len, adapters)
-    listed = asyncio.run(_found(args))
+    listed = asyncio.run(_await_listed(args))
     one = args.model_copy(update={"url": root_of(listed[0].info.address)})
     known = examine(one, model, max_model_len, adapters)
     num_tokens = known.capacity_tokens * (1 if args.capacity_tokens else len(listed))
     return replace(known, args=args, capacity_tokens=num_tokens)
 
 
-async def _found(args: EndpointArgs) -> Sequence[Listed]:
+async def _await_listed(args: EndpointArgs) -> Sequence[Listed]:
     """Return the endpoints as soon as there are any; HeadwayError if that takes too long."""
     entries = args.entries()
     pools = {entry.pool: PoolWatch(entry.pool, lambda: None) for entry in entries if entry.pool}

@@ -30,9 +30,9 @@ from services.local.run_file import (
     DEFAULT_URL,
     RUN_FILE,
     RunningCluster,
-    found_cluster,
-    found_url,
     leave_run_file,
+    running_cluster,
+    running_url,
     take_run_file_away,
 )
 from services.scheduler.explanations import decision_line
@@ -285,16 +285,16 @@ async def test_without_keys_a_trace_is_for_clients_on_this_machine(
 
 
 def test_the_run_file_says_where_and_is_its_owner_s_alone(tmp_path: Path) -> None:
-    assert found_url(tmp_path) == DEFAULT_URL
+    assert running_url(tmp_path) == DEFAULT_URL
     leave_run_file(tmp_path, RunningCluster("http://127.0.0.1:9001", "c", "unix://s"), pid=1)
-    assert found_cluster(tmp_path)[1:] == ("c", "unix://s")
-    assert found_url(tmp_path) == "http://127.0.0.1:9001"
+    assert running_cluster(tmp_path)[1:] == ("c", "unix://s")
+    assert running_url(tmp_path) == "http://127.0.0.1:9001"
     assert (tmp_path / RUN_FILE).stat().st_mode & 0o777 == 0o600
     (tmp_path / RUN_FILE).chmod(0o620)
     with pytest.raises(HeadwayError, match="others may write"):
-        found_url(tmp_path)
+        running_url(tmp_path)
     take_run_file_away(tmp_path)
-    assert found_url(tmp_path) == DEFAULT_URL
+    assert running_url(tmp_path) == DEFAULT_URL
 
 
 def test_what_is_no_gateway_is_named() -> None:
