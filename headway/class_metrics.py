@@ -13,7 +13,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -161,15 +160,13 @@ def _length_share(requests: Sequence[ServedRequest]) -> float | None:
     return statistics.fmean(shares) if shares else None
 
 
-TITLES: Mapping[str, str] = MappingProxyType(
-    {
-        "chat_ttft_p99": "chats: TTFT P99, s",
-        "short_ttfat_p99": "short reasoning: TTFAT P99, s",
-        "long_ttfat_p99": "long reasoning: TTFAT P99, s",
-        "lateness_p99": "readers: lateness P99, s",
-        "unread_ttlt_p99": "unread: TTLT P99, s",
-        "unread_slowdown_p99": "unread: slowdown P99",
-        "slowdown_p99": "slowdown P99",
-    }
-)
+TITLES: Mapping[str, str] = {
+    "chat_ttft_p99": "chats: TTFT P99, s",
+    "short_ttfat_p99": "short reasoning: TTFAT P99, s",
+    "long_ttfat_p99": "long reasoning: TTFAT P99, s",
+    "lateness_p99": "readers: lateness P99, s",
+    "unread_ttlt_p99": "unread: TTLT P99, s",
+    "unread_slowdown_p99": "unread: slowdown P99",
+    "slowdown_p99": "slowdown P99",
+}
 """Titles of the tails, by figure: least is best."""

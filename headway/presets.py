@@ -56,75 +56,73 @@ def _with(**params: Params) -> Mapping[str, Params]:
 
 _LEAST_OUTSTANDING = MappingProxyType({"rule": "least-outstanding"})
 
-PRESETS: Mapping[str, Preset] = MappingProxyType(
-    {
-        "vllm-like": Preset(
-            "Requests go at once to the instance with the fewest; first come, first served.",
-            "vLLM's defaults behind a least-outstanding router",
-            params=_with(dispatch=_LEAST_OUTSTANDING),
+PRESETS: Mapping[str, Preset] = {
+    "vllm-like": Preset(
+        "Requests go at once to the instance with the fewest; first come, first served.",
+        "vLLM's defaults behind a least-outstanding router",
+        params=_with(dispatch=_LEAST_OUTSTANDING),
+    ),
+    "lmetric": Preset(
+        "Requests go at once to the unit that their prompts delay least, cached ones counted.",
+        "vLLM's defaults behind a router by LMETRIC",
+        dispatch="lmetric",
+        packing="pbaa",
+    ),
+    "sbs": Preset(
+        "Staggered windows packed over DP units, decode placed behind an IQR mask.",
+        "SBS (Staggered Batch Scheduling), and requests with a cached prefix to their own unit",
+        dispatch="sbs-warm",
+        packing="pbaa",
+        placement="iqr-lex",
+    ),
+    "uniboost": Preset(
+        "Every pass in order of a boost that fades with service.",
+        "UniBoost (Beyond Prediction)",
+        batching="uniboost",
+        params=_with(dispatch=_LEAST_OUTSTANDING),
+    ),
+    "star": Preset(
+        "Running requests move by their predicted remaining length.",
+        "STAR",
+        placement="star",
+        rescheduling="star",
+        estimation="countdown",
+        params=_with(dispatch=_LEAST_OUTSTANDING),
+    ),
+    "pascal": Preset(
+        "Reasoning before answering, answers placed at the boundary and paced.",
+        "PASCAL",
+        placement="pascal",
+        batching="pascal",
+        pacing="token-pacer",
+        params=_with(dispatch=MappingProxyType({"rule": "pascal"})),
+    ),
+    "tokenscale": Preset(
+        "Prefillers and decoders by token velocity, convertible decoders for bursts.",
+        "TokenScale",
+        dispatch="tokenscale",
+        placement="bucket-balance",
+        burst="dual-signal",
+        scaling="tokenscale",
+    ),
+    "headway": Preset(
+        "All five as one pipeline with one order in seconds.",
+        "Headway",
+        dispatch="sbs-warm",
+        packing="pbaa",
+        placement="min-cost",
+        batching="headway",
+        rescheduling="star",
+        estimation="countdown",
+        pacing="token-pacer",
+        burst="dual-signal",
+        scaling="headway",
+        params=_with(
+            dispatch=MappingProxyType({"passes": True}),
+            packing=MappingProxyType({"order": "readers"}),
         ),
-        "lmetric": Preset(
-            "Requests go at once to the unit that their prompts delay least, cached ones counted.",
-            "vLLM's defaults behind a router by LMETRIC",
-            dispatch="lmetric",
-            packing="pbaa",
-        ),
-        "sbs": Preset(
-            "Staggered windows packed over DP units, decode placed behind an IQR mask.",
-            "SBS (Staggered Batch Scheduling), and requests with a cached prefix to their own unit",
-            dispatch="sbs-warm",
-            packing="pbaa",
-            placement="iqr-lex",
-        ),
-        "uniboost": Preset(
-            "Every pass in order of a boost that fades with service.",
-            "UniBoost (Beyond Prediction)",
-            batching="uniboost",
-            params=_with(dispatch=_LEAST_OUTSTANDING),
-        ),
-        "star": Preset(
-            "Running requests move by their predicted remaining length.",
-            "STAR",
-            placement="star",
-            rescheduling="star",
-            estimation="countdown",
-            params=_with(dispatch=_LEAST_OUTSTANDING),
-        ),
-        "pascal": Preset(
-            "Reasoning before answering, answers placed at the boundary and paced.",
-            "PASCAL",
-            placement="pascal",
-            batching="pascal",
-            pacing="token-pacer",
-            params=_with(dispatch=MappingProxyType({"rule": "pascal"})),
-        ),
-        "tokenscale": Preset(
-            "Prefillers and decoders by token velocity, convertible decoders for bursts.",
-            "TokenScale",
-            dispatch="tokenscale",
-            placement="bucket-balance",
-            burst="dual-signal",
-            scaling="tokenscale",
-        ),
-        "headway": Preset(
-            "All five as one pipeline with one order in seconds.",
-            "Headway",
-            dispatch="sbs-warm",
-            packing="pbaa",
-            placement="min-cost",
-            batching="headway",
-            rescheduling="star",
-            estimation="countdown",
-            pacing="token-pacer",
-            burst="dual-signal",
-            scaling="headway",
-            params=_with(
-                dispatch=MappingProxyType({"passes": True}),
-                packing=MappingProxyType({"order": "readers"}),
-            ),
-        ),
-    }
-)
+    ),
+}
 
 
 PLAIN = Preset("One policy for every question, the simplest.", "")

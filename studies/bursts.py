@@ -12,7 +12,6 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from headway.cost.profile import load_profile
 from headway.cost.schema import Profile
@@ -54,31 +53,29 @@ def data_folder() -> Path:
 
 
 MAIN, TIGHT = "bursts", "bursts, 20 ms a token"
-WORKLOADS: Mapping[str, BurstWorkload] = MappingProxyType(
-    {
-        MAIN: BurstWorkload("Llama-8B on A100, 22 requests/s in bursts"),
-        TIGHT: BurstWorkload("Llama-8B on A100, 22 requests/s in bursts, 20 ms a token", tpot=0.02),
-        "34B on H100": BurstWorkload(
-            "CodeLlama-34B on H100, 10 requests/s in bursts",
-            10.0,
-            "codellama-34b-h100",
-            initial=(3, 8),
-            carried=(8.0, 2.5),
-        ),
-        "Azure conversation": BurstWorkload(
-            "Llama-8B on A100, Azure conversation at 22/s", traces=("conv",)
-        ),
-        "Azure code": BurstWorkload(
-            "Llama-8B on A100, Azure code at 6/s", 6.0, traces=("code",), carried=(8.0, 20.0)
-        ),
-        "Azure mixed": BurstWorkload(
-            "Llama-8B on A100, Azure conversation and code at 6/s each",
-            12.0,
-            traces=("conv", "code"),
-            carried=(12.0, 23.0),
-        ),
-    }
-)
+WORKLOADS: Mapping[str, BurstWorkload] = {
+    MAIN: BurstWorkload("Llama-8B on A100, 22 requests/s in bursts"),
+    TIGHT: BurstWorkload("Llama-8B on A100, 22 requests/s in bursts, 20 ms a token", tpot=0.02),
+    "34B on H100": BurstWorkload(
+        "CodeLlama-34B on H100, 10 requests/s in bursts",
+        10.0,
+        "codellama-34b-h100",
+        initial=(3, 8),
+        carried=(8.0, 2.5),
+    ),
+    "Azure conversation": BurstWorkload(
+        "Llama-8B on A100, Azure conversation at 22/s", traces=("conv",)
+    ),
+    "Azure code": BurstWorkload(
+        "Llama-8B on A100, Azure code at 6/s", 6.0, traces=("code",), carried=(8.0, 20.0)
+    ),
+    "Azure mixed": BurstWorkload(
+        "Llama-8B on A100, Azure conversation and code at 6/s each",
+        12.0,
+        traces=("conv", "code"),
+        carried=(12.0, 23.0),
+    ),
+}
 
 
 def arrivals(seed: int, workload: BurstWorkload = WORKLOADS[MAIN]) -> Iterator[SimRequest]:

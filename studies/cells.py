@@ -86,20 +86,18 @@ LONG = Lengths(8_000, 0.7, 16_000)
 SCALED = Autoscaling(max_prefill=4, max_decode=12)
 MIXED = Cell()
 
-_DRAWN: Mapping[str, Cell] = MappingProxyType(
-    {
-        **{f"mixed, {load:.0%}": Cell(load) for load in (0.8, 1.0, 1.2)},
-        "bursts × 3": Cell(0.9, bursts=TRIPLE),
-        "bursts × 10": Cell(0.8, bursts=TENFOLD),
-        "long outputs": Cell(reasoning=LONG, seconds=5000.0),
-        "chats only": Cell(reasons=0.0, seconds=400.0),
-        "reasoning only": Cell(reasons=1.0),
-        "tight KV": Cell(kv_tokens=28_000),
-        "few places": Cell(max_running=24),
-        "shared prefixes": Cell(shared=0.8),
-        "half unread": Cell(unread=0.5),
-    }
-)
+_DRAWN: Mapping[str, Cell] = {
+    **{f"mixed, {load:.0%}": Cell(load) for load in (0.8, 1.0, 1.2)},
+    "bursts × 3": Cell(0.9, bursts=TRIPLE),
+    "bursts × 10": Cell(0.8, bursts=TENFOLD),
+    "long outputs": Cell(reasoning=LONG, seconds=5000.0),
+    "chats only": Cell(reasons=0.0, seconds=400.0),
+    "reasoning only": Cell(reasons=1.0),
+    "tight KV": Cell(kv_tokens=28_000),
+    "few places": Cell(max_running=24),
+    "shared prefixes": Cell(shared=0.8),
+    "half unread": Cell(unread=0.5),
+}
 CHATS = Cell(reasons=0.0, seconds=350.0, trace=AZURE_CHAT)
 CODE = replace(CHATS, seconds=600.0, trace=AZURE_CODE, num_instances=4)
 PROMPTS = Cell(
@@ -111,25 +109,21 @@ PROMPTS = Cell(
     num_instances=3,
 )
 REASONING = Cell(reasons=0.0, seconds=8000.0, trace=SERVEGEN)
-RECORDED: Mapping[str, Cell] = MappingProxyType(
-    {
-        "Azure conversation": CHATS,
-        "Azure conversation, 40 % reason": replace(CHATS, reasons=0.4, seconds=1000.0),
-        "Azure code": CODE,
-        "Mooncake": PROMPTS,
-        "ServeGen": REASONING,
-    }
-)
-_SCALED: Mapping[str, Cell] = MappingProxyType(
-    {
-        "autoscaled, bursts × 3": Cell(
-            bursts=TRIPLE, num_instances=5, scaling=SCALED, initial="1P+4D", rate=4.0
-        ),
-        "autoscaled, Azure conversation": replace(
-            CHATS, num_instances=6, scaling=SCALED, initial="3P+3D", rate=12.0
-        ),
-    }
-)
+RECORDED: Mapping[str, Cell] = {
+    "Azure conversation": CHATS,
+    "Azure conversation, 40 % reason": replace(CHATS, reasons=0.4, seconds=1000.0),
+    "Azure code": CODE,
+    "Mooncake": PROMPTS,
+    "ServeGen": REASONING,
+}
+_SCALED: Mapping[str, Cell] = {
+    "autoscaled, bursts × 3": Cell(
+        bursts=TRIPLE, num_instances=5, scaling=SCALED, initial="1P+4D", rate=4.0
+    ),
+    "autoscaled, Azure conversation": replace(
+        CHATS, num_instances=6, scaling=SCALED, initial="3P+3D", rate=12.0
+    ),
+}
 CELLS: Mapping[str, Cell] = MappingProxyType({**_DRAWN, **RECORDED, **_SCALED})
 
 

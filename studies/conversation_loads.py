@@ -95,53 +95,51 @@ class ConversationLoad:
 
 
 AIPERF = "AIPerf's agents, 4.65/s"
-LOADS: Mapping[str, ConversationLoad] = MappingProxyType(
-    {
-        "agents, light": ConversationLoad("40 agents, one every 5 s", "agents", 40, 0.2),
-        "agents, heavy": ConversationLoad("80 agents, one every 1.4 s", "agents", 80, 0.7),
-        "agents, thrash": ConversationLoad(
-            "160 agents, three a second, half the KV", "agents", 160, 3.0, kv_share=0.5
-        ),
-        AIPERF: ConversationLoad(
-            "turns of 50 agents in an open loop", "aiperf", 50, 0.26, requests_per_s=4.65
-        ),
-        "mixed": ConversationLoad(
-            "200 of agents, cold prompts of 14,000 tokens and reasoning, one a second",
-            "mixed",
-            200,
-            1.0,
-        ),
-        "skewed, forks": ConversationLoad(
-            "60 agents, of which 6 % are long and quick and fork often", "skewed", 60, 0.3
-        ),
-        "hot prefix, 48/s": ConversationLoad(
-            "8,192 shared tokens, tails of 100 to 600", "hot", 6000, 48.0
-        ),
-        "Mooncake × 0.7": ConversationLoad(
-            "its conversations, 700 requests at 0.7 times their rate", "", 700, _MOONCAKE_RATE
-        ),
-        "one dies, one comes": ConversationLoad(
-            "50 agents, one every 3.3 s; an instance dies at 60 s, another comes 15 s later",
-            "agents",
-            50,
-            0.3,
-            failures=(Failure("unified-1", 60.0, back_after=15.0),),
-        ),
-        "3 × DP 8, long chats": ConversationLoad(
-            "400 chats of 1,500 tokens and 900 more a turn, 6 a second",
-            "chats",
-            400,
-            6.0,
-            MappingProxyType({"first": 1500, "new": 900, "turns": 6.0, "pause": 6.0}),
-            instances=((Role.PREFILL, 3, _DP8_PREFILL), (Role.DECODE, 1, _DP32_DECODE)),
-            dispatch_latency=0.005,
-        ),
-        "2P + 2D, agents": ConversationLoad(
-            "40 agents, one every 5 s",
-            "agents",
-            40,
-            0.2,
-            instances=((Role.PREFILL, 2, _8B), (Role.DECODE, 2, _8B)),
-        ),
-    }
-)
+LOADS: Mapping[str, ConversationLoad] = {
+    "agents, light": ConversationLoad("40 agents, one every 5 s", "agents", 40, 0.2),
+    "agents, heavy": ConversationLoad("80 agents, one every 1.4 s", "agents", 80, 0.7),
+    "agents, thrash": ConversationLoad(
+        "160 agents, three a second, half the KV", "agents", 160, 3.0, kv_share=0.5
+    ),
+    AIPERF: ConversationLoad(
+        "turns of 50 agents in an open loop", "aiperf", 50, 0.26, requests_per_s=4.65
+    ),
+    "mixed": ConversationLoad(
+        "200 of agents, cold prompts of 14,000 tokens and reasoning, one a second",
+        "mixed",
+        200,
+        1.0,
+    ),
+    "skewed, forks": ConversationLoad(
+        "60 agents, of which 6 % are long and quick and fork often", "skewed", 60, 0.3
+    ),
+    "hot prefix, 48/s": ConversationLoad(
+        "8,192 shared tokens, tails of 100 to 600", "hot", 6000, 48.0
+    ),
+    "Mooncake × 0.7": ConversationLoad(
+        "its conversations, 700 requests at 0.7 times their rate", "", 700, _MOONCAKE_RATE
+    ),
+    "one dies, one comes": ConversationLoad(
+        "50 agents, one every 3.3 s; an instance dies at 60 s, another comes 15 s later",
+        "agents",
+        50,
+        0.3,
+        failures=(Failure("unified-1", 60.0, back_after=15.0),),
+    ),
+    "3 × DP 8, long chats": ConversationLoad(
+        "400 chats of 1,500 tokens and 900 more a turn, 6 a second",
+        "chats",
+        400,
+        6.0,
+        MappingProxyType({"first": 1500, "new": 900, "turns": 6.0, "pause": 6.0}),
+        instances=((Role.PREFILL, 3, _DP8_PREFILL), (Role.DECODE, 1, _DP32_DECODE)),
+        dispatch_latency=0.005,
+    ),
+    "2P + 2D, agents": ConversationLoad(
+        "40 agents, one every 5 s",
+        "agents",
+        40,
+        0.2,
+        instances=((Role.PREFILL, 2, _8B), (Role.DECODE, 2, _8B)),
+    ),
+}

@@ -66,14 +66,12 @@ were the best of a sweep over these loads, one set for all of them.
 _BY_NAME: Mapping[str, ConversationSystem] = MappingProxyType({each.name: each for each in SYSTEMS})
 RIVALS = tuple(each.name for each in SYSTEMS if each.name != OURS)
 
-FIGURES: Mapping[str, str] = MappingProxyType(
-    {
-        "ttft_mean": "TTFT mean, s",
-        "ttft_p50": "TTFT P50, s",
-        "ttft_p99": "TTFT P99, s",
-        "task_mean": "task mean, s",
-    }
-)
+FIGURES: Mapping[str, str] = {
+    "ttft_mean": "TTFT mean, s",
+    "ttft_p50": "TTFT P50, s",
+    "ttft_p99": "TTFT P99, s",
+    "task_mean": "task mean, s",
+}
 """What a user feels, and claims are about; a task has a time in a closed loop alone."""
 SHARES: Mapping[str, str] = MappingProxyType({"hit_share": "hit %", "unended": "unended %"})
 

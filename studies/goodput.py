@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, sqrt
-from types import MappingProxyType
 
 from studies.best import TUNED, saturation
 from studies.cells import MIXED, RECORDED, Cell
@@ -23,12 +22,10 @@ from studies.systems import OURS, PLAIN
 
 PAPER = "goodput"
 LEVELS = (0.95, 0.99)
-PLACES: Mapping[str, Cell] = MappingProxyType(
-    {
-        "mixed": MIXED,
-        **{n: RECORDED[n] for n in ("Azure conversation", "Azure code", "Mooncake", "ServeGen")},
-    }
-)
+PLACES: Mapping[str, Cell] = {
+    "mixed": MIXED,
+    **{n: RECORDED[n] for n in ("Azure conversation", "Azure code", "Mooncake", "ServeGen")},
+}
 _STEP = 1.25  # from a rate to the next, until one is too high and one is not
 _COARSE, _FINE = 1.25, 1.08  # the last two rates, high over low
 _NO_LESS = Bar(0.0, at_least=True)

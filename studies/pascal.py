@@ -16,7 +16,6 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 from headway.class_metrics import TITLES
 from headway.cluster import Role
@@ -62,15 +61,13 @@ FCFS, RR, OURS = "fcfs", "rr", "pascal"
 STAYS, ALWAYS = "pascal without migration", "pascal without the adaptive rule"
 FROM_FULL = "pascal, answers leave full units only"
 LEAST_KV = "pascal, answers to the least KV"
-SYSTEMS: Mapping[str, Mapping[str, object]] = MappingProxyType(
-    {
-        OURS: {},
-        STAYS: {"migrates": False},
-        ALWAYS: {"adaptive": False},
-        FROM_FULL: {"from_full": True},
-        LEAST_KV: {"fewest": "kv"},
-    }
-)
+SYSTEMS: Mapping[str, Mapping[str, object]] = {
+    OURS: {},
+    STAYS: {"migrates": False},
+    ALWAYS: {"adaptive": False},
+    FROM_FULL: {"from_full": True},
+    LEAST_KV: {"fewest": "kv"},
+}
 
 
 def _preset(system: str) -> Preset:

@@ -73,35 +73,33 @@ class PrefillSetUp:
 
 SHORT, LARGER, LONG = "3K", "5K", "64K"
 SHORT_SHARED, LARGER_SHARED = "3K, all units", "5K, all units"
-SET_UPS: Mapping[str, PrefillSetUp] = MappingProxyType(
-    {
-        SHORT: PrefillSetUp(
-            "3 × DP 8, chunk 3072", 3072, (2.0, 30.0, 45.0, 60.0, 75.0, 90.0, 120.0, 140.0), 0.8
-        ),
-        LARGER: PrefillSetUp("3 × DP 8, chunk 5120", 5120, (45.0, 60.0, 75.0, 110.0, 125.0), 1.0),
-        LONG: PrefillSetUp(
-            "3 × DP 8, chunk 16384, prompts 3K to 64K",
-            16_384,
-            (6.0, 10.0, 14.0, 18.0),
-            prompt=_long_prompt,
-            num_requests=5000,  # its longest prompt takes 27 s
-        ),
-        SHORT_SHARED: PrefillSetUp(
-            "3 × DP 8, chunk 3072, the cost of all units' tokens",
-            3072,
-            (2.0, 30.0, 45.0, 57.0, 60.0, 65.0, 70.0, 75.0),
-            base_rate=57.0,
-            profile=ON_THE_POINTS,
-        ),
-        LARGER_SHARED: PrefillSetUp(
-            "3 × DP 8, chunk 5120, the cost of all units' tokens",
-            5120,
-            (45.0, 60.0, 70.0, 75.0, 80.0, 85.0),
-            base_rate=70.0,
-            profile=ON_THE_POINTS,
-        ),
-    }
-)
+SET_UPS: Mapping[str, PrefillSetUp] = {
+    SHORT: PrefillSetUp(
+        "3 × DP 8, chunk 3072", 3072, (2.0, 30.0, 45.0, 60.0, 75.0, 90.0, 120.0, 140.0), 0.8
+    ),
+    LARGER: PrefillSetUp("3 × DP 8, chunk 5120", 5120, (45.0, 60.0, 75.0, 110.0, 125.0), 1.0),
+    LONG: PrefillSetUp(
+        "3 × DP 8, chunk 16384, prompts 3K to 64K",
+        16_384,
+        (6.0, 10.0, 14.0, 18.0),
+        prompt=_long_prompt,
+        num_requests=5000,  # its longest prompt takes 27 s
+    ),
+    SHORT_SHARED: PrefillSetUp(
+        "3 × DP 8, chunk 3072, the cost of all units' tokens",
+        3072,
+        (2.0, 30.0, 45.0, 57.0, 60.0, 65.0, 70.0, 75.0),
+        base_rate=57.0,
+        profile=ON_THE_POINTS,
+    ),
+    LARGER_SHARED: PrefillSetUp(
+        "3 × DP 8, chunk 5120, the cost of all units' tokens",
+        5120,
+        (45.0, 60.0, 70.0, 75.0, 80.0, 85.0),
+        base_rate=70.0,
+        profile=ON_THE_POINTS,
+    ),
+}
 
 
 def _preset(system: str) -> Preset:
@@ -172,13 +170,11 @@ def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
 
 _FREE = Bar(0.001, by_points=True)
 _PAPERS_GAIN = Bar(-0.30)
-_WHY: Mapping[float, str] = MappingProxyType(
-    {
-        2.0: "waiting costs nothing where there is nothing to gather",
-        30.0: "at low load there is less to gather",
-        140.0: "overload: inside a group the longest goes first, which starves the short",
-    }
-)
+_WHY: Mapping[float, str] = {
+    2.0: "waiting costs nothing where there is nothing to gather",
+    30.0: "at low load there is less to gather",
+    140.0: "overload: inside a group the longest goes first, which starves the short",
+}
 
 
 def _ttft(at: str, rate: float, baseline: str) -> Compared:

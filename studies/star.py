@@ -15,7 +15,6 @@ import random
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from headway.cluster import Role
 from headway.cost.profile import load_profile
@@ -64,16 +63,14 @@ class StarSetUp:
 
 SMALL = ("150K", "210K")
 BUSY, LARGE, LARGER, RARE = "180K", "8 instances", "24 instances", "rare moves"
-SET_UPS: Mapping[str, StarSetUp] = MappingProxyType(
-    {
-        "150K": StarSetUp("3 decode instances, 150K tokens of KV", 3, 150_000),
-        "210K": StarSetUp("3 decode instances, 210K tokens of KV", 3, 210_000),
-        BUSY: StarSetUp("3 decode instances, 180K tokens of KV", 3, 180_000),
-        LARGE: StarSetUp("8 decode instances, 180K tokens of KV", 8, 180_000),
-        LARGER: StarSetUp("24 decode instances, 180K tokens of KV", 24, 180_000),
-        RARE: StarSetUp("8 decode instances, moves every 60 s", 8, 180_000, 60.0),
-    }
-)
+SET_UPS: Mapping[str, StarSetUp] = {
+    "150K": StarSetUp("3 decode instances, 150K tokens of KV", 3, 150_000),
+    "210K": StarSetUp("3 decode instances, 210K tokens of KV", 3, 210_000),
+    BUSY: StarSetUp("3 decode instances, 180K tokens of KV", 3, 180_000),
+    LARGE: StarSetUp("8 decode instances, 180K tokens of KV", 8, 180_000),
+    LARGER: StarSetUp("24 decode instances, 180K tokens of KV", 24, 180_000),
+    RARE: StarSetUp("8 decode instances, moves every 60 s", 8, 180_000, 60.0),
+}
 _RATE = 0.17
 _LARGE_RATE, _LARGER_RATE = 0.45, 1.35
 GOODPUT_RATES = (0.18, 0.22, 0.26)

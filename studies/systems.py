@@ -18,14 +18,12 @@ RECENT = ("qoserve", "jitserve", "split", "lmetric")
 SINGLES = ("sbs", "uniboost", "star", "pascal", "tokenscale")
 """Each paper alone."""
 RIVALS = (PLAIN, *ORDERS, *RECENT, *SINGLES)
-STAGES: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "without 2 (prefill)": {"dispatch": "immediate", "packing": "round-robin"},
-        "without 3 (decode placement)": {"placement": "least-kv"},
-        "without 4 (order)": {"batching": "fcfs"},
-        "without 5 (moves)": {"rescheduling": "none"},
-    }
-)
+STAGES: Mapping[str, Mapping[str, str]] = {
+    "without 2 (prefill)": {"dispatch": "immediate", "packing": "round-robin"},
+    "without 3 (decode placement)": {"placement": "least-kv"},
+    "without 4 (order)": {"batching": "fcfs"},
+    "without 5 (moves)": {"rescheduling": "none"},
+}
 """Ours without one of its stages."""
 
 

@@ -78,27 +78,23 @@ _DISTSERVE = "distserve"
 ROUTED = "distserve, TokenScale's routing"
 UNIFIED = "unified replicas"
 PARTS = ("B+P", "B+P+D", "no convertible")
-VARIANTS: Mapping[str, System] = MappingProxyType(
-    {
-        ROUTED: System(_DISTSERVE, _DISTSERVE, num_convertible=0),
-        "B+P": System(decode=_DISTSERVE, routes=False, num_convertible=0),
-        "B+P+D": System(routes=False, num_convertible=0),
-        "no convertible": System(num_convertible=0),
-        "1 convertible": System(num_convertible=1),
-        "4 convertibles": System(num_convertible=4),
-        "first fit": System(fit="first"),
-        "predictor 100 %": System(accuracy=1.0),
-        "predictor 60 %": System(accuracy=0.6),
-        UNIFIED: System(routes=False, unified=5),
-    }
-)
-SYSTEMS: Mapping[str, System] = MappingProxyType(
-    {
-        PAPER: System(),
-        **{name: System(name, name, routes=False, num_convertible=0) for name in BASELINES},
-        **VARIANTS,
-    }
-)
+VARIANTS: Mapping[str, System] = {
+    ROUTED: System(_DISTSERVE, _DISTSERVE, num_convertible=0),
+    "B+P": System(decode=_DISTSERVE, routes=False, num_convertible=0),
+    "B+P+D": System(routes=False, num_convertible=0),
+    "no convertible": System(num_convertible=0),
+    "1 convertible": System(num_convertible=1),
+    "4 convertibles": System(num_convertible=4),
+    "first fit": System(fit="first"),
+    "predictor 100 %": System(accuracy=1.0),
+    "predictor 60 %": System(accuracy=0.6),
+    UNIFIED: System(routes=False, unified=5),
+}
+SYSTEMS: Mapping[str, System] = {
+    PAPER: System(),
+    **{name: System(name, name, routes=False, num_convertible=0) for name in BASELINES},
+    **VARIANTS,
+}
 
 
 # --- a run ----------------------------------------------------------------------------------
@@ -356,14 +352,12 @@ def _points_text(results: Results, at: str, system: str) -> str:
     return f"{system} {', '.join(points)}"
 
 
-_PARTS: Mapping[str, str] = MappingProxyType(
-    {
-        "B+P": "each part adds (Fig. 15)",
-        "B+P+D": "each part adds (Fig. 15)",
-        "no convertible": "each part adds (Fig. 15)",
-        "predictor 60 %": "costs little (Fig. 13)",
-    }
-)
+_PARTS: Mapping[str, str] = {
+    "B+P": "each part adds (Fig. 15)",
+    "B+P+D": "each part adds (Fig. 15)",
+    "no convertible": "each part adds (Fig. 15)",
+    "predictor 60 %": "costs little (Fig. 13)",
+}
 
 
 def _follows(results: Results, system: str) -> Claim:

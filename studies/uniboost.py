@@ -11,7 +11,6 @@ import random
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from headway.cluster import Role
 from headway.cost.profile import load_profile
@@ -67,47 +66,41 @@ _HEAVY = SetUp("70B, 48 places, heavy tail", "llama-70b-tp4-h100", 48, 2_000_000
 CHUNKS = {f"chunk {n}": n for n in (128, 512, 2048)}
 ROUTERS = {f"4 × by {rule}": rule for rule in ("random", "round-robin", "join-shortest-queue")}
 REPLICAS = {f"{n} ×": n for n in (2, 8)}
-SET_UPS: Mapping[str, SetUp] = MappingProxyType(
-    {
-        "light": _LIGHT,
-        "heavy": _HEAVY,
-        "tight": replace(_HEAVY, name="70B, 100K tokens of KV, heavy tail", kv_tokens=100_000),
-        "phases": SetUp("CodeLlama-34B on one H100, 33K of KV", "codellama-34b-h100", 256, 33_000),
-        **{
-            name: replace(_LIGHT, name=f"{_LIGHT.name}, {name}", chunk_tokens=tokens)
-            for name, tokens in CHUNKS.items()
-        },
-        **{
-            name: replace(_LIGHT, name=f"{name}, each {_LIGHT.name}", num_instances=4, router=rule)
-            for name, rule in ROUTERS.items()
-        },
-        **{
-            name: replace(_LIGHT, name=f"{name} {_LIGHT.name}", num_instances=number)
-            for name, number in REPLICAS.items()
-        },
-    }
-)
-RATES: Mapping[str, Sequence[float]] = MappingProxyType(
-    {
-        "light": (0.42, 0.46, 0.50),
-        "heavy": (0.65,),
-        "tight": (0.33, 0.36),
-        "phases": (0.30, 0.36),
-        **dict.fromkeys((*CHUNKS, *ROUTERS, *REPLICAS), (0.48,)),
-    }
-)
+SET_UPS: Mapping[str, SetUp] = {
+    "light": _LIGHT,
+    "heavy": _HEAVY,
+    "tight": replace(_HEAVY, name="70B, 100K tokens of KV, heavy tail", kv_tokens=100_000),
+    "phases": SetUp("CodeLlama-34B on one H100, 33K of KV", "codellama-34b-h100", 256, 33_000),
+    **{
+        name: replace(_LIGHT, name=f"{_LIGHT.name}, {name}", chunk_tokens=tokens)
+        for name, tokens in CHUNKS.items()
+    },
+    **{
+        name: replace(_LIGHT, name=f"{name}, each {_LIGHT.name}", num_instances=4, router=rule)
+        for name, rule in ROUTERS.items()
+    },
+    **{
+        name: replace(_LIGHT, name=f"{name} {_LIGHT.name}", num_instances=number)
+        for name, number in REPLICAS.items()
+    },
+}
+RATES: Mapping[str, Sequence[float]] = {
+    "light": (0.42, 0.46, 0.50),
+    "heavy": (0.65,),
+    "tight": (0.33, 0.36),
+    "phases": (0.30, 0.36),
+    **dict.fromkeys((*CHUNKS, *ROUTERS, *REPLICAS), (0.48,)),
+}
 """Requests/s of each instance."""
 PHASES = ("fcfs", "distboost", "uniboost-base", "uniboost-memguard", OURS)
 FIXED = "gamma=0.01"
-SYSTEMS: Mapping[str, Sequence[str]] = MappingProxyType(
-    {
-        "light": ("fcfs", "srpt", "sjf", "trail", OURS, FIXED),
-        "heavy": ("fcfs", "srpt", OURS, FIXED),
-        "tight": ("fcfs", "srpt", OURS, FIXED),
-        "phases": PHASES,
-        **dict.fromkeys((*CHUNKS, *ROUTERS, *REPLICAS), ("fcfs", OURS)),
-    }
-)
+SYSTEMS: Mapping[str, Sequence[str]] = {
+    "light": ("fcfs", "srpt", "sjf", "trail", OURS, FIXED),
+    "heavy": ("fcfs", "srpt", OURS, FIXED),
+    "tight": ("fcfs", "srpt", OURS, FIXED),
+    "phases": PHASES,
+    **dict.fromkeys((*CHUNKS, *ROUTERS, *REPLICAS), ("fcfs", OURS)),
+}
 SLIDER = (1e-4, 1e-3, 1e-1, 1.0)
 """γ, 1/s: from least attained service to first come, first served; ``FIXED`` lies between."""
 

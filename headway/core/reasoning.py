@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
-EFFORTS: Mapping[str, int | None] = MappingProxyType(
-    {"none": 0, "minimal": 128, "low": 1024, "medium": 2048, "high": None, "xhigh": None}
-)
+EFFORTS: Mapping[str, int | None] = {
+    "none": 0,
+    "minimal": 128,
+    "low": 1024,
+    "medium": 2048,
+    "high": None,
+    "xhigh": None,
+}
 """Tokens of reasoning by ``reasoning_effort``, as LiteLLM translates it; None: any number."""
 
 START, END = "<think>", "</think>"

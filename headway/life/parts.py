@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from types import MappingProxyType
 from typing import NamedTuple
 
 from headway.life.moments import Moment, MomentKind
@@ -49,21 +48,19 @@ class LifePart(NamedTuple):
 _BEFORE_A_WORKER = frozenset({PartKind.SUBMISSION, PartKind.WINDOW, PartKind.RETRY})
 _BEFORE_ITS_TOKENS = _BEFORE_A_WORKER | {PartKind.QUEUE}
 
-_ALWAYS: Mapping[MomentKind, PartKind] = MappingProxyType(
-    {
-        MomentKind.LOST: PartKind.RETRY,
-        MomentKind.COMPUTED: PartKind.DECODE,
-        MomentKind.CONTINUES: PartKind.DECODE,
-        MomentKind.RUNS_ON: PartKind.DECODE,
-        MomentKind.PREEMPTED: PartKind.PREEMPTED,
-        MomentKind.SWAPS_OUT: PartKind.PREEMPTED,
-        MomentKind.KV_LOST: PartKind.PREEMPTED,
-        MomentKind.SWAPS_IN: PartKind.SWAP,
-        MomentKind.PREFILLED: PartKind.PLACEMENT,
-        MomentKind.HOLDS_ON: PartKind.PLACEMENT,
-        MomentKind.WAITS_ON: PartKind.QUEUE,
-    }
-)
+_ALWAYS: Mapping[MomentKind, PartKind] = {
+    MomentKind.LOST: PartKind.RETRY,
+    MomentKind.COMPUTED: PartKind.DECODE,
+    MomentKind.CONTINUES: PartKind.DECODE,
+    MomentKind.RUNS_ON: PartKind.DECODE,
+    MomentKind.PREEMPTED: PartKind.PREEMPTED,
+    MomentKind.SWAPS_OUT: PartKind.PREEMPTED,
+    MomentKind.KV_LOST: PartKind.PREEMPTED,
+    MomentKind.SWAPS_IN: PartKind.SWAP,
+    MomentKind.PREFILLED: PartKind.PLACEMENT,
+    MomentKind.HOLDS_ON: PartKind.PLACEMENT,
+    MomentKind.WAITS_ON: PartKind.QUEUE,
+}
 
 
 def parts_of(moments: Iterable[Moment], end: int) -> tuple[LifePart, ...]:

@@ -98,16 +98,14 @@ AIPERF = AgentParams(
     most_context=28_800,
     when_full=END,
 )
-KINDS: Mapping[str, AgentParams] = MappingProxyType(
-    {
-        "agents": AGENTS,
-        "chats": CHATS,
-        "aiperf": AIPERF,
-        "hot": AGENTS,
-        "mixed": AGENTS,
-        "skewed": AGENTS,
-    }
-)
+KINDS: Mapping[str, AgentParams] = {
+    "agents": AGENTS,
+    "chats": CHATS,
+    "aiperf": AIPERF,
+    "hot": AGENTS,
+    "mixed": AGENTS,
+    "skewed": AGENTS,
+}
 
 
 def make_sessions(

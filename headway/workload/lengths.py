@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from headway.errors import HeadwayError, invalid, require_between
@@ -98,15 +97,13 @@ def _over_0(name: str, value: float) -> None:
         raise invalid(name, value, "over 0")
 
 
-DISTRIBUTIONS: Mapping[str, tuple[Callable[..., _Draw], tuple[str, ...]]] = MappingProxyType(
-    {
-        "constant": (_constant, ("value",)),
-        "uniform": (_uniform, ("low", "high")),
-        "exponential": (_exponential, ("mean",)),
-        "lognormal": (_lognormal, ("median", "sigma")),
-        "beta": (_beta, ("scale", "a", "b")),
-    }
-)
+DISTRIBUTIONS: Mapping[str, tuple[Callable[..., _Draw], tuple[str, ...]]] = {
+    "constant": (_constant, ("value",)),
+    "uniform": (_uniform, ("low", "high")),
+    "exponential": (_exponential, ("mean",)),
+    "lognormal": (_lognormal, ("median", "sigma")),
+    "beta": (_beta, ("scale", "a", "b")),
+}
 
 
 EMPIRICAL = "empirical"

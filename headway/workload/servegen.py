@@ -19,19 +19,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 from pathlib import Path
-from types import MappingProxyType
 
 from headway.errors import Code, HeadwayError, invalid, require_between
 from headway.workload.lengths import Empirical, empirical
 from headway.workload.rows import BadValueError, Record, Rows, instant, open_text, read_rows
 from headway.workload.traces import TraceRow
 
-_GAPS: Mapping[str, Callable[[random.Random, float], float]] = MappingProxyType(
-    {
-        "Gamma": lambda rng, shape: rng.gammavariate(shape, 1.0),
-        "Weibull": lambda rng, shape: rng.weibullvariate(1.0, shape),
-    }
-)
+_GAPS: Mapping[str, Callable[[random.Random, float], float]] = {
+    "Gamma": lambda rng, shape: rng.gammavariate(shape, 1.0),
+    "Weibull": lambda rng, shape: rng.weibullvariate(1.0, shape),
+}
 _SHAPES = (0.01, 1000.0)  # what floats can draw
 _DEFAULT_WINDOW = 600.0
 

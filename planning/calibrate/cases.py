@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from types import MappingProxyType
 
 from headway.errors import invalid
 from headway.workload.arrivals import Bursts
@@ -15,13 +14,11 @@ from planning.calibrate.loads import CHATS, LONG_OUTPUTS, LONG_PROMPTS, SIX_FOLD
 from services.local.options import WorkerCounts
 
 PRESETS = ("vllm-like", "headway")
-TOPOLOGIES: Mapping[str, WorkerCounts] = MappingProxyType(
-    {
-        "1P1D": WorkerCounts(1, 1),
-        "1P2D": WorkerCounts(1, 2),
-        "2U": WorkerCounts(0, 0, unified=2),
-    }
-)
+TOPOLOGIES: Mapping[str, WorkerCounts] = {
+    "1P1D": WorkerCounts(1, 1),
+    "1P2D": WorkerCounts(1, 2),
+    "2U": WorkerCounts(0, 0, unified=2),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +30,15 @@ class Kind:
     bursts: Bursts | None = None
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
-    {
-        "20%": Kind(0.2),
-        "50%": Kind(0.5),
-        "80%": Kind(0.8),
-        "100%": Kind(1.0),
-        "long-prompts": Kind(0.5, LONG_PROMPTS),
-        "long-outputs": Kind(0.5, LONG_OUTPUTS),
-        "bursts": Kind(0.5, bursts=SIX_FOLD),
-    }
-)
+KINDS: Mapping[str, Kind] = {
+    "20%": Kind(0.2),
+    "50%": Kind(0.5),
+    "80%": Kind(0.8),
+    "100%": Kind(1.0),
+    "long-prompts": Kind(0.5, LONG_PROMPTS),
+    "long-outputs": Kind(0.5, LONG_OUTPUTS),
+    "bursts": Kind(0.5, bursts=SIX_FOLD),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
-from types import MappingProxyType
 
 from headway.cluster import Role
 from headway.errors import Code, HeadwayError
@@ -255,6 +254,8 @@ def _quoted(value: str) -> str:
     return f'"{value}"'
 
 
-EMITTERS: Mapping[str, Callable[[Sizing, str, Autoscaling | None], str]] = MappingProxyType(
-    {"compose": compose, "kubernetes": kubernetes, "flags": flags}
-)
+EMITTERS: Mapping[str, Callable[[Sizing, str, Autoscaling | None], str]] = {
+    "compose": compose,
+    "kubernetes": kubernetes,
+    "flags": flags,
+}

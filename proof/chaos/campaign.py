@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from bench.serve.client import Endpoint
 from headway.errors import Code, HeadwayError
@@ -25,13 +24,11 @@ from services.local.refusals import engines_of
 _QUIET = 90.0  # seconds until all must serve again and nothing is held
 _LOOK = 0.05
 _RECOVERY_LIMIT = 60.0
-_HELD: Mapping[str, Sequence[str]] = MappingProxyType(
-    {
-        "gateway": ("headway_gateway_open_requests",),
-        "scheduler": ("headway_scheduler_tracked_requests",),
-        "worker": ("headway_worker_running_requests", "headway_worker_kv_tokens"),
-    }
-)
+_HELD: Mapping[str, Sequence[str]] = {
+    "gateway": ("headway_gateway_open_requests",),
+    "scheduler": ("headway_scheduler_tracked_requests",),
+    "worker": ("headway_worker_running_requests", "headway_worker_kv_tokens"),
+}
 """Metrics that are 0 while nobody asks for anything."""
 _DRAW_ANEW = ("openai",)
 """Engines that go on with other draws where a sampled answer is resumed (docs/engines.md)."""

@@ -217,24 +217,22 @@ async def kill_gateway(rig: Rig, rng: random.Random) -> str:
         return process.spec.service_id
 
 
-FAULTS: Mapping[str, Fault] = MappingProxyType(
-    {
-        "kill": kill,
-        "kill-leader": kill_leader,
-        "stop": stop,
-        "slow": slow,
-        "drain": drain,
-        "failpoint": failpoint,
-        "partition": partition,
-        "delay": delay,
-        "reset": reset,
-        "certificates": certificates,
-        "disk-full": disk_full,
-        "store-stopped": store_stopped,
-        "store-killed": store_killed,
-        "store-wiped": store_wiped,
-        "store-garbage": store_garbage,
-        "kill-gateway": kill_gateway,
-    }
-)
+FAULTS: Mapping[str, Fault] = {
+    "kill": kill,
+    "kill-leader": kill_leader,
+    "stop": stop,
+    "slow": slow,
+    "drain": drain,
+    "failpoint": failpoint,
+    "partition": partition,
+    "delay": delay,
+    "reset": reset,
+    "certificates": certificates,
+    "disk-full": disk_full,
+    "store-stopped": store_stopped,
+    "store-killed": store_killed,
+    "store-wiped": store_wiped,
+    "store-garbage": store_garbage,
+    "kill-gateway": kill_gateway,
+}
 DEFAULT = tuple(name for name in FAULTS if name != "kill-gateway")

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import cast
 
 from headway.cost.profile import load_profile
@@ -31,9 +30,10 @@ from services.worker.engine.model.supported import is_plain
 
 _OF_EVERY = ("services.runtime.service",)
 _OF_A_WORKER = "services.worker.servicer"
-_OF_ENGINES: Mapping[str, str] = MappingProxyType(
-    {"torch": "services.worker.engine.backend", "openai": "services.worker.openai.engine"}
-)
+_OF_ENGINES: Mapping[str, str] = {
+    "torch": "services.worker.engine.backend",
+    "openai": "services.worker.openai.engine",
+}
 _BY_TRANSFORMERS = "services.worker.engine.model.by_transformers"
 _OF_A_PREDICTOR = ("services.predictor.learner", "services.predictor.scorer")
 """Imports once their flags are read, and when they load a model: most of their start."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from types import MappingProxyType
 
 from headway.errors import Code, HeadwayError
 from services.autoscaler.config import AutoscalerConfig
@@ -14,15 +13,13 @@ from services.runtime.config import ServiceConfig
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
 
-CONFIGS: Mapping[str, type[ServiceConfig]] = MappingProxyType(
-    {
-        "gateway": GatewayConfig,
-        "scheduler": SchedulerConfig,
-        "worker": WorkerConfig,
-        "predictor": PredictorConfig,
-        "autoscaler": AutoscalerConfig,
-    }
-)
+CONFIGS: Mapping[str, type[ServiceConfig]] = {
+    "gateway": GatewayConfig,
+    "scheduler": SchedulerConfig,
+    "worker": WorkerConfig,
+    "predictor": PredictorConfig,
+    "autoscaler": AutoscalerConfig,
+}
 _OURS = ("service_id", "role", "standby", "store", "cluster", "listen", "metrics_listen")
 """Fields that the cluster sets for each process."""
 

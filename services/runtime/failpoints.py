@@ -18,7 +18,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from types import MappingProxyType
 
 from headway.errors import Code, HeadwayError
 from services.runtime.logs import get_logger
@@ -27,22 +26,20 @@ VARIABLE = "HEADWAY_FAILPOINTS"
 _EXIT_STATUS = 137
 _FORM = "name=exit[:chance][*count] or name=sleep:seconds[*count], with ; between two"
 
-FAILPOINTS: Mapping[str, str] = MappingProxyType(
-    {
-        "gateway.request.handed": "a request is on its way to the scheduler, nothing is answered",
-        "gateway.tokens.taken": "a worker's tokens are accepted, and not yet delivered",
-        "scheduler.lease.taken": "the lease is won, and nobody has been told",
-        "scheduler.order.sent": "an order is on its way to a worker, and not in the journal",
-        "scheduler.journal.saved": "the journal is written, and later changes are not",
-        "worker.dispatch.taken": "a scheduler's order has arrived, and nothing has been done",
-        "worker.tokens.queued": "tokens wait for their gateway, and the pass is not reported",
-        "worker.kv.arrived": "another worker's KV is written here, and not acknowledged",
-        "worker.kv.acked": "the target has acknowledged the KV, and its blocks are held here",
-        "predictor.version.saved": "a version's weights are written, and its config is not",
-        "autoscaler.targets.decided": "targets are decided, and not in the store",
-        "member.joined": "the membership is in the store, and no other service has noticed",
-    }
-)
+FAILPOINTS: Mapping[str, str] = {
+    "gateway.request.handed": "a request is on its way to the scheduler, nothing is answered",
+    "gateway.tokens.taken": "a worker's tokens are accepted, and not yet delivered",
+    "scheduler.lease.taken": "the lease is won, and nobody has been told",
+    "scheduler.order.sent": "an order is on its way to a worker, and not in the journal",
+    "scheduler.journal.saved": "the journal is written, and later changes are not",
+    "worker.dispatch.taken": "a scheduler's order has arrived, and nothing has been done",
+    "worker.tokens.queued": "tokens wait for their gateway, and the pass is not reported",
+    "worker.kv.arrived": "another worker's KV is written here, and not acknowledged",
+    "worker.kv.acked": "the target has acknowledged the KV, and its blocks are held here",
+    "predictor.version.saved": "a version's weights are written, and its config is not",
+    "autoscaler.targets.decided": "targets are decided, and not in the store",
+    "member.joined": "the membership is in the store, and no other service has noticed",
+}
 """What is done, and what is not, by name."""
 
 

@@ -20,12 +20,10 @@ GROUP = "headway.engines"
 Engine: TypeAlias = "Backend | PlanningEngine"
 Load = Callable[[WorkerConfig], Engine]
 
-_OWN: Mapping[str, str] = MappingProxyType(
-    {
-        "torch": "services.worker.loading:load_backend",
-        "openai": "services.worker.openai.engine:load",
-    }
-)
+_OWN: Mapping[str, str] = {
+    "torch": "services.worker.loading:load_backend",
+    "openai": "services.worker.openai.engine:load",
+}
 MOVES_NO_KV = ("openai", "vllm-native")
 """Engines whose workers can be ``unified`` alone, with one DP unit."""
 _OF_TORCH = ("kernels", "deterministic")
@@ -33,17 +31,15 @@ _OF_PLANNED_PASSES = (
     *("host_kv_gib", "host_prefixes", "watermark", "linger", "async_scheduling", "move_rounds"),
     "least_pass_time",
 )
-_UNREAD: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "openai": (
-            *_OF_TORCH,
-            *("dtype", "quantization", "num_blocks", "kv_cache_gib", "max_running"),
-            *("prefix_caching", *_OF_PLANNED_PASSES),
-        ),
-        "vllm": (*_OF_TORCH, "block_size", "lora"),
-        "vllm-native": (*_OF_TORCH, "block_size", "lora", *_OF_PLANNED_PASSES),
-    }
-)
+_UNREAD: Mapping[str, tuple[str, ...]] = {
+    "openai": (
+        *_OF_TORCH,
+        *("dtype", "quantization", "num_blocks", "kv_cache_gib", "max_running"),
+        *("prefix_caching", *_OF_PLANNED_PASSES),
+    ),
+    "vllm": (*_OF_TORCH, "block_size", "lora"),
+    "vllm-native": (*_OF_TORCH, "block_size", "lora", *_OF_PLANNED_PASSES),
+}
 """Options of a worker that an engine does not read."""
 _PACKAGES: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("vllm", "vllm-native"), "-e . -e 'engines/vllm[cpu]'")

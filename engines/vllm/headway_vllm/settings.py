@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -24,9 +23,11 @@ SETTING = "HEADWAY_VLLM"
 """Environment variable with the policy as JSON; the engine's process inherits it."""
 _HOST = re.compile(r"[\w.-]+|\[[0-9a-fA-F:]+\]")
 _INTERACTIVE, _AGENT = (shipped_classes().by_name[name] for name in ("interactive", "agent"))
-DEFAULT_PARAMS: Mapping[str, object] = MappingProxyType(
-    {"long_tokens": 0, "unread_wait": _AGENT.deadline, "reserve": 0.0}
-)
+DEFAULT_PARAMS: Mapping[str, object] = {
+    "long_tokens": 0,
+    "unread_wait": _AGENT.deadline,
+    "reserve": 0.0,
+}
 """Parameters of ``headway`` as the default: who reasons yields to readers from its first token on,
 until it is as late as an agent's deadline. Blocks change hands when somebody needs them, since what
 a request loses here is computed again."""

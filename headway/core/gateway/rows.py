@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
-from types import MappingProxyType
 from typing import NamedTuple
 
 from headway.core.gateway.state import OpenRequest, OpenRequests, StreamStage
@@ -98,14 +97,12 @@ def _waited(state: OpenRequest, now: float) -> float:
     return (state.first_at if state.output else now) - state.request.arrival_at
 
 
-_SORTS: Mapping[str, Callable[[OpenRequest, float], float]] = MappingProxyType(
-    {
-        "slack": slack_of,
-        "wait": lambda state, now: -_waited(state, now),
-        "age": lambda state, now: state.request.arrival_at,
-        "output": lambda state, now: -len(state.output),
-    }
-)
+_SORTS: Mapping[str, Callable[[OpenRequest, float], float]] = {
+    "slack": slack_of,
+    "wait": lambda state, now: -_waited(state, now),
+    "age": lambda state, now: state.request.arrival_at,
+    "output": lambda state, now: -len(state.output),
+}
 SORTS = tuple(_SORTS)
 
 

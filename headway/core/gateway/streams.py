@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from math import inf
-from types import MappingProxyType
 
 from headway.core.gateway.attempts import Suspects, forgive
 from headway.core.gateway.events import CancelTokens, Deliver, Delivery, Fail, GatewayAction
@@ -44,25 +43,23 @@ _MOST_NAMED = 4096
 _DUE = (StreamStage.NEW, StreamStage.RETRYING)
 _ATTEMPTED = (StreamStage.SENT, StreamStage.RUNNING, StreamStage.LACKING, StreamStage.ORPHANED)
 
-TRANSITIONS: Mapping[tuple[StreamStage, StreamEvent], StreamStage] = MappingProxyType(
-    {
-        **{(stage, StreamEvent.SENT): StreamStage.SENT for stage in (*_DUE, StreamStage.UNSENT)},
-        **{(stage, StreamEvent.KEPT): StreamStage.UNSENT for stage in _DUE},
-        (StreamStage.SENT, StreamEvent.LEFT): StreamStage.SENT,
-        (StreamStage.SENT, StreamEvent.PLACED): StreamStage.RUNNING,
-        (StreamStage.RUNNING, StreamEvent.PLACED): StreamStage.RUNNING,
-        (StreamStage.RUNNING, StreamEvent.OVERTAKEN): StreamStage.LACKING,
-        (StreamStage.LACKING, StreamEvent.PLACED): StreamStage.LACKING,
-        (StreamStage.LACKING, StreamEvent.CAUGHT_UP): StreamStage.RUNNING,
-        (StreamStage.ORPHANED, StreamEvent.PLACED): StreamStage.RUNNING,
-        (StreamStage.ORPHANED, StreamEvent.CONTINUES): StreamStage.RUNNING,
-        (StreamStage.SUSPECTED, StreamEvent.ALLOWED): StreamStage.RETRYING,
-        **{(stage, StreamEvent.SENT): stage for stage in _ATTEMPTED},  # to the next leader
-        **{(stage, StreamEvent.BROKE): StreamStage.ORPHANED for stage in _ATTEMPTED[1:]},
-        **{(stage, StreamEvent.FAILED): StreamStage.RETRYING for stage in _ATTEMPTED},
-        **{(stage, StreamEvent.SUSPECTED): StreamStage.SUSPECTED for stage in _ATTEMPTED},
-    }
-)
+TRANSITIONS: Mapping[tuple[StreamStage, StreamEvent], StreamStage] = {
+    **{(stage, StreamEvent.SENT): StreamStage.SENT for stage in (*_DUE, StreamStage.UNSENT)},
+    **{(stage, StreamEvent.KEPT): StreamStage.UNSENT for stage in _DUE},
+    (StreamStage.SENT, StreamEvent.LEFT): StreamStage.SENT,
+    (StreamStage.SENT, StreamEvent.PLACED): StreamStage.RUNNING,
+    (StreamStage.RUNNING, StreamEvent.PLACED): StreamStage.RUNNING,
+    (StreamStage.RUNNING, StreamEvent.OVERTAKEN): StreamStage.LACKING,
+    (StreamStage.LACKING, StreamEvent.PLACED): StreamStage.LACKING,
+    (StreamStage.LACKING, StreamEvent.CAUGHT_UP): StreamStage.RUNNING,
+    (StreamStage.ORPHANED, StreamEvent.PLACED): StreamStage.RUNNING,
+    (StreamStage.ORPHANED, StreamEvent.CONTINUES): StreamStage.RUNNING,
+    (StreamStage.SUSPECTED, StreamEvent.ALLOWED): StreamStage.RETRYING,
+    **{(stage, StreamEvent.SENT): stage for stage in _ATTEMPTED},  # to the next leader
+    **{(stage, StreamEvent.BROKE): StreamStage.ORPHANED for stage in _ATTEMPTED[1:]},
+    **{(stage, StreamEvent.FAILED): StreamStage.RETRYING for stage in _ATTEMPTED},
+    **{(stage, StreamEvent.SUSPECTED): StreamStage.SUSPECTED for stage in _ATTEMPTED},
+}
 
 
 class Streams:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
 from math import inf
-from types import MappingProxyType
 
 from headway.cluster import UnitId
 from headway.core.scheduler.buckets import BucketCounts
@@ -37,29 +36,27 @@ class PlaceEvent(Enum):
     RETRIED = "its handoff fails, and it needs another unit"
 
 
-TRANSITIONS: Mapping[tuple[type[Place], PlaceEvent], type[Place]] = MappingProxyType(
-    {
-        (InWindow, PlaceEvent.LEFT_OVER): InWindow,
-        (InWindow, PlaceEvent.DISPATCHED): OnUnit,
-        (InWindow, PlaceEvent.REPORTED): OnUnit,
-        (InWindow, PlaceEvent.ARRIVING): Moving,
-        (OnUnit, PlaceEvent.GIVEN_BACK): InWindow,
-        (OnUnit, PlaceEvent.REPORTED): OnUnit,
-        (OnUnit, PlaceEvent.PREFILLED): Prefilled,
-        (OnUnit, PlaceEvent.ORDERED): Moving,
-        (OnUnit, PlaceEvent.SOURCE_FOUND): Moving,
-        (Prefilled, PlaceEvent.REPORTED): OnUnit,
-        (Prefilled, PlaceEvent.PREFILLED): Prefilled,
-        (Prefilled, PlaceEvent.ORDERED): Moving,
-        (Prefilled, PlaceEvent.RETRIED): Prefilled,
-        (Moving, PlaceEvent.REPORTED): OnUnit,
-        (Moving, PlaceEvent.ORDERED): Moving,
-        (Moving, PlaceEvent.SOURCE_FOUND): Moving,
-        (Moving, PlaceEvent.MOVED): OnUnit,
-        (Moving, PlaceEvent.STAYS): OnUnit,
-        (Moving, PlaceEvent.RETRIED): Prefilled,
-    }
-)
+TRANSITIONS: Mapping[tuple[type[Place], PlaceEvent], type[Place]] = {
+    (InWindow, PlaceEvent.LEFT_OVER): InWindow,
+    (InWindow, PlaceEvent.DISPATCHED): OnUnit,
+    (InWindow, PlaceEvent.REPORTED): OnUnit,
+    (InWindow, PlaceEvent.ARRIVING): Moving,
+    (OnUnit, PlaceEvent.GIVEN_BACK): InWindow,
+    (OnUnit, PlaceEvent.REPORTED): OnUnit,
+    (OnUnit, PlaceEvent.PREFILLED): Prefilled,
+    (OnUnit, PlaceEvent.ORDERED): Moving,
+    (OnUnit, PlaceEvent.SOURCE_FOUND): Moving,
+    (Prefilled, PlaceEvent.REPORTED): OnUnit,
+    (Prefilled, PlaceEvent.PREFILLED): Prefilled,
+    (Prefilled, PlaceEvent.ORDERED): Moving,
+    (Prefilled, PlaceEvent.RETRIED): Prefilled,
+    (Moving, PlaceEvent.REPORTED): OnUnit,
+    (Moving, PlaceEvent.ORDERED): Moving,
+    (Moving, PlaceEvent.SOURCE_FOUND): Moving,
+    (Moving, PlaceEvent.MOVED): OnUnit,
+    (Moving, PlaceEvent.STAYS): OnUnit,
+    (Moving, PlaceEvent.RETRIED): Prefilled,
+}
 
 
 def _put(entry: Tracked, event: PlaceEvent, place: Place) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
-from types import MappingProxyType
 
 from headway.cluster import UnitId, UnitLoad, WorkerInfo
 from headway.core.scheduler.books import Books
@@ -75,13 +74,11 @@ _ROWS = (  # for each Said
     (Belief.EXPECTED_HERE, Verdict.IGNORE, Verdict.TAKE, Verdict.TAKE),
     (Belief.EXPECTED_ELSEWHERE, Verdict.STOP, Verdict.SOURCE, Verdict.SOURCE),
 )
-RECONCILE: Mapping[tuple[Belief, Said], Verdict] = MappingProxyType(
-    {
-        (belief, said): verdict
-        for belief, *verdicts in _ROWS
-        for said, verdict in zip(Said, verdicts, strict=True)
-    }
-)
+RECONCILE: Mapping[tuple[Belief, Said], Verdict] = {
+    (belief, said): verdict
+    for belief, *verdicts in _ROWS
+    for said, verdict in zip(Said, verdicts, strict=True)
+}
 
 
 def reconcile(place: Place, held: HeldRequest, worker_id: str) -> Verdict:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from headway.core.worker.lifecycle import Event, Stage
@@ -16,12 +15,13 @@ AHEAD_OF_NEED = "blocks were freed ahead of need"
 OTHERS_GREW = "other requests' KV grew"
 IT_GREW = "its own KV grew, and others go first"
 
-_TOLD: Mapping[Event, MomentKind] = MappingProxyType(
-    {event: MomentKind[event.name] for event in Event if event.name in MomentKind.__members__}
-)
-_CAME: Mapping[Stage, MomentKind] = MappingProxyType(
-    {Stage.WAITING: MomentKind.QUEUED, Stage.ARRIVING: MomentKind.ARRIVING}
-)
+_TOLD: Mapping[Event, MomentKind] = {
+    event: MomentKind[event.name] for event in Event if event.name in MomentKind.__members__
+}
+_CAME: Mapping[Stage, MomentKind] = {
+    Stage.WAITING: MomentKind.QUEUED,
+    Stage.ARRIVING: MomentKind.ARRIVING,
+}
 
 
 class NewMark(NamedTuple):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
 from random import Random
-from types import MappingProxyType
 from typing import ClassVar
 
 from headway.bounds import Bounded, between, one_of, over
@@ -18,16 +17,14 @@ from headway.policies.dispatch.protocol import Dispatching, InstanceLoad, Turn, 
 ROUND_ROBIN = "round-robin"
 RANDOM = "random"
 ON_SCHEDULE = "pascal"
-_SCORES: Mapping[str, Callable[[InstanceLoad], int | tuple[bool, int]]] = MappingProxyType(
-    {
-        ROUND_ROBIN: lambda load: 0,
-        "least-outstanding": attrgetter("num_outstanding"),
-        "join-shortest-queue": attrgetter("num_queued"),
-        "least-tokens": attrgetter("queued_tokens"),
-        "least-kv": attrgetter("kv_tokens"),
-        ON_SCHEDULE: lambda load: (not load.is_on_schedule, load.kv_tokens),
-    }
-)
+_SCORES: Mapping[str, Callable[[InstanceLoad], int | tuple[bool, int]]] = {
+    ROUND_ROBIN: lambda load: 0,
+    "least-outstanding": attrgetter("num_outstanding"),
+    "join-shortest-queue": attrgetter("num_queued"),
+    "least-tokens": attrgetter("queued_tokens"),
+    "least-kv": attrgetter("kv_tokens"),
+    ON_SCHEDULE: lambda load: (not load.is_on_schedule, load.kv_tokens),
+}
 
 
 @dataclass(frozen=True, slots=True)

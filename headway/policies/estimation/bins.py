@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from types import MappingProxyType
 
 from headway.bounds import Bounded, between
 from headway.errors import invalid
@@ -14,13 +13,11 @@ from headway.policies.answer import Answer
 from headway.policies.estimation.protocol import Estimable
 
 _K = 1024
-EDGES: Mapping[int, tuple[int, ...]] = MappingProxyType(
-    {
-        2: (0, 8 * _K, 32 * _K),
-        4: (0, 4 * _K, 8 * _K, 16 * _K, 32 * _K),
-        6: (0, 2 * _K, 4 * _K, 6 * _K, 8 * _K, 16 * _K, 32 * _K),
-    }
-)
+EDGES: Mapping[int, tuple[int, ...]] = {
+    2: (0, 8 * _K, 32 * _K),
+    4: (0, 4 * _K, 8 * _K, 16 * _K, 32 * _K),
+    6: (0, 2 * _K, 4 * _K, 6 * _K, 8 * _K, 16 * _K, 32 * _K),
+}
 """The paper's, in tokens still to come."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import NamedTuple
 
 from services.gateway.tool_calls import deepseek, forced, harmony, hermes, llama3, mistral
@@ -27,15 +26,13 @@ class Format(NamedTuple):
     """True if a chat's answers are written in it without calls, too, and its reasoning is."""
 
 
-FORMATS: Mapping[str, Format] = MappingProxyType(
-    {
-        "hermes": Format(hermes.read, hermes.MARKERS, ("<tool_call>",), hermes.FRAME),
-        "llama3_json": Format(llama3.read, llama3.MARKERS, (llama3.TAG, '"parameters"')),
-        "mistral": Format(mistral.read, mistral.MARKERS, (mistral.BEGIN,)),
-        "deepseek_v3": Format(deepseek.read, deepseek.MARKERS, (deepseek.BEGIN,)),
-        "openai": Format(harmony.read, harmony.MARKERS, (harmony.CHANNEL,), has_channels=True),
-    }
-)
+FORMATS: Mapping[str, Format] = {
+    "hermes": Format(hermes.read, hermes.MARKERS, ("<tool_call>",), hermes.FRAME),
+    "llama3_json": Format(llama3.read, llama3.MARKERS, (llama3.TAG, '"parameters"')),
+    "mistral": Format(mistral.read, mistral.MARKERS, (mistral.BEGIN,)),
+    "deepseek_v3": Format(deepseek.read, deepseek.MARKERS, (deepseek.BEGIN,)),
+    "openai": Format(harmony.read, harmony.MARKERS, (harmony.CHANNEL,), has_channels=True),
+}
 """Formats by vLLM's names for them."""
 
 REQUIRED = Format(forced.read_list)

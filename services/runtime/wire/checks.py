@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from headway.blocks import NAME_BYTES
@@ -177,58 +176,54 @@ def _source(value: str, name: str) -> str:
     return value
 
 
-BY_NAME: Mapping[str, Check] = MappingProxyType(
-    {
-        "unit": a_unit,
-        "target_unit": a_unit,
-        "message": text,
-        "reason": text,
-        "constants": _constants,
-    }
-)
+BY_NAME: Mapping[str, Check] = {
+    "unit": a_unit,
+    "target_unit": a_unit,
+    "message": text,
+    "reason": text,
+    "constants": _constants,
+}
 """Checks by field name, for every message."""
 
-BY_FIELD: Mapping[type, Mapping[str, Check]] = MappingProxyType(
-    {
-        Request: {
-            "arrival_at": _arrival,
-            "deadline_at": _deadline,
-            "predicted_output_tokens": _expected_length,
-            "cache_salt": an_id_or_none,
-            "adapter": an_id_or_none,
-            "session_id": unchecked,  # it checks itself
-        },
-        Constraints: {"grammar": unchecked},  # it checks itself
-        Standing: {"tenant": an_id_or_none},
-        Placed: {"target_worker_id": an_id_or_none},
-        ControlHello: {"worker_id": an_id_or_none},
-        Rejected: {"retry_after": lambda value, name: max(0.0, finite(value, name))},
-        WorkerInfo: {
-            "kv_layout": an_id_or_none,
-            "num_units": _num_units,
-            **dict.fromkeys(
-                ("chunk_tokens", "block_size", "num_blocks", "max_model_len"), _at_least_one
-            ),
-        },
-        KvHeader: {
-            "layout": an_id_or_none,
-            "block_size": _at_least_one,
-            "num_bytes": _kv_bytes,
-            "shape": _kv_shape(least_tokens=1),
-        },
-        KvPart: {"shape": _kv_shape(least_tokens=0)},
-        EndForward: {"pass_time": unchecked},  # for the policy to judge
-        PassWork: {"seconds": unchecked},  # as well
-        FinishedRequest: {"names": _names},
-        CachedPrefixes: {"names": _names},
-        WorkSample: {"stage": text},
-        UsedConstant: {"value": _no_less_than_nothing, "source": _source},
-        RateReport: {"gateway_id": unchecked, "model": text},
-        WorkerPicture: {"ahead_tokens": _all_finite, "address": text},
-        WindowPicture: {"flow_level": text},
-        MovePicture: {"source_id": an_id_or_none},
-    }
-)
+BY_FIELD: Mapping[type, Mapping[str, Check]] = {
+    Request: {
+        "arrival_at": _arrival,
+        "deadline_at": _deadline,
+        "predicted_output_tokens": _expected_length,
+        "cache_salt": an_id_or_none,
+        "adapter": an_id_or_none,
+        "session_id": unchecked,  # it checks itself
+    },
+    Constraints: {"grammar": unchecked},  # it checks itself
+    Standing: {"tenant": an_id_or_none},
+    Placed: {"target_worker_id": an_id_or_none},
+    ControlHello: {"worker_id": an_id_or_none},
+    Rejected: {"retry_after": lambda value, name: max(0.0, finite(value, name))},
+    WorkerInfo: {
+        "kv_layout": an_id_or_none,
+        "num_units": _num_units,
+        **dict.fromkeys(
+            ("chunk_tokens", "block_size", "num_blocks", "max_model_len"), _at_least_one
+        ),
+    },
+    KvHeader: {
+        "layout": an_id_or_none,
+        "block_size": _at_least_one,
+        "num_bytes": _kv_bytes,
+        "shape": _kv_shape(least_tokens=1),
+    },
+    KvPart: {"shape": _kv_shape(least_tokens=0)},
+    EndForward: {"pass_time": unchecked},  # for the policy to judge
+    PassWork: {"seconds": unchecked},  # as well
+    FinishedRequest: {"names": _names},
+    CachedPrefixes: {"names": _names},
+    WorkSample: {"stage": text},
+    UsedConstant: {"value": _no_less_than_nothing, "source": _source},
+    RateReport: {"gateway_id": unchecked, "model": text},
+    WorkerPicture: {"ahead_tokens": _all_finite, "address": text},
+    WindowPicture: {"flow_level": text},
+    MovePicture: {"source_id": an_id_or_none},
+}
 """Checks of single fields, where name and type are not enough."""
 
 SELF_CHECKED = frozenset(
@@ -255,11 +250,9 @@ def _every_name_has_a_number(prefixes: CachedPrefixes) -> None:
         raise invalid("the number of numbers", len(prefixes.numbers), limit)
 
 
-OF_THE_WHOLE: Mapping[type, Callable[[Any], None]] = MappingProxyType(
-    {
-        Snapshot: _every_unit_has_a_load,
-        KvPart: _begins_in_what_is_computed,
-        CachedPrefixes: _every_name_has_a_number,
-    }
-)
+OF_THE_WHOLE: Mapping[type, Callable[[Any], None]] = {
+    Snapshot: _every_unit_has_a_load,
+    KvPart: _begins_in_what_is_computed,
+    CachedPrefixes: _every_name_has_a_number,
+}
 """Checks across several fields."""

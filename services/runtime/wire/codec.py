@@ -264,13 +264,11 @@ def _types_in(module: ModuleType) -> Iterator[tuple[str, type]]:
     return ((name, each) for name, each in vars(module).items() if isinstance(each, type))
 
 
-_TYPES: Mapping[str, type] = MappingProxyType(
-    {
-        name: kind
-        for module in (scaling, cluster, service_class, request, messages, picture)
-        for name, kind in _types_in(module)
-    }
-)
-_CONVERTED: Mapping[tuple[type, str], tuple[_Convert, _Convert]] = MappingProxyType(
-    {(messages.Rejected, "code"): (status_of_code, code_of)}
-)
+_TYPES: Mapping[str, type] = {
+    name: kind
+    for module in (scaling, cluster, service_class, request, messages, picture)
+    for name, kind in _types_in(module)
+}
+_CONVERTED: Mapping[tuple[type, str], tuple[_Convert, _Convert]] = {
+    (messages.Rejected, "code"): (status_of_code, code_of)
+}

@@ -18,9 +18,7 @@ _TO_PB: Mapping[FinishReason | None, common.FinishReason.ValueType] = MappingPro
     {reason: common.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
     | {None: common.FINISH_REASON_UNSPECIFIED}
 )
-_FROM_PB: Mapping[int, FinishReason | None] = MappingProxyType(
-    {number: reason for reason, number in _TO_PB.items()}
-)
+_FROM_PB: Mapping[int, FinishReason | None] = {number: reason for reason, number in _TO_PB.items()}
 _ENDS = MappingProxyType({number: reason for number, reason in _FROM_PB.items() if reason})
 _MOST_CAUSE_CHARS = 200
 _DAY = 86_400.0

@@ -11,26 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from headway.errors import Code, HeadwayError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_REFUSED: Mapping[str, str] = MappingProxyType(
-    {
-        "use_dora": "DoRA, which scales the model's own weights",
-        "use_qalora": "QA-LoRA",
-        "lora_bias": "a bias of its own",
-        "modules_to_save": "modules that it replaces whole",
-        "target_parameters": "parameters that are no matrix products",
-        "trainable_token_indices": "embeddings of tokens",
-        "alpha_pattern": "another scale in each layer",
-        "layer_replication": "layers that are repeated",
-        "alora_invocation_tokens": "an adapter that begins within the prompt",
-        "fan_in_fan_out": "matrices that are stored transposed",
-    }
-)
+_REFUSED: Mapping[str, str] = {
+    "use_dora": "DoRA, which scales the model's own weights",
+    "use_qalora": "QA-LoRA",
+    "lora_bias": "a bias of its own",
+    "modules_to_save": "modules that it replaces whole",
+    "target_parameters": "parameters that are no matrix products",
+    "trainable_token_indices": "embeddings of tokens",
+    "alpha_pattern": "another scale in each layer",
+    "layer_replication": "layers that are repeated",
+    "alora_invocation_tokens": "an adapter that begins within the prompt",
+    "fan_in_fan_out": "matrices that are stored transposed",
+}
 """Settings that are not served where they are on, by their names in the config."""
 _ALPHA = 1e9
 _EMBEDDINGS = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out")

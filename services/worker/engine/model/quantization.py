@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any
 
 from headway.errors import Code, HeadwayError, invalid
@@ -30,14 +29,12 @@ def _transformers() -> Any:
     return import_module("transformers")
 
 
-SCHEMES: Mapping[str, Callable[[], Any]] = MappingProxyType(
-    {
-        "torchao-int8": _torchao("Int8WeightOnlyConfig"),
-        "torchao-float8": _torchao("Float8WeightOnlyConfig"),
-        "bitsandbytes-8bit": _bitsandbytes(load_in_8bit=True),
-        "bitsandbytes-4bit": _bitsandbytes(load_in_4bit=True),
-    }
-)
+SCHEMES: Mapping[str, Callable[[], Any]] = {
+    "torchao-int8": _torchao("Int8WeightOnlyConfig"),
+    "torchao-float8": _torchao("Float8WeightOnlyConfig"),
+    "bitsandbytes-8bit": _bitsandbytes(load_in_8bit=True),
+    "bitsandbytes-4bit": _bitsandbytes(load_in_4bit=True),
+}
 """Schemes by name."""
 
 

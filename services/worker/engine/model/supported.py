@@ -7,7 +7,6 @@ KV, unless its attention is one of those named here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from headway.errors import Code, HeadwayError
@@ -16,9 +15,7 @@ PACKED = ("llama", "mistral", "qwen2", "qwen3")
 # Others change the rotation of cached keys with the length of what follows.
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 LAYER_TYPES = ("full_attention", "sliding_attention")
-SCALED: Mapping[str, str] = MappingProxyType(
-    {"fp8": "accelerate", "compressed-tensors": "compressed_tensors"}
-)
+SCALED: Mapping[str, str] = {"fp8": "accelerate", "compressed-tensors": "compressed_tensors"}
 """Methods of quantised weights that transformers turns into plain ones while it reads them, and
 the package with which it does."""
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -29,55 +26,51 @@ _LATENT = "multi-head latent attention"
 _STATE_SPACE = "state-space layers"
 _RECURRENT = "recurrent layers"
 _WINDOWS = "attention over a local window"
-KNOWN: Mapping[str, str] = MappingProxyType(
-    {
-        "bloom": _ALIBI,
-        "mpt": _ALIBI,
-        "falcon": _ALIBI,
-        "deepseek_v2": _LATENT,
-        "deepseek_v3": _LATENT,
-        "minicpm3": _LATENT,
-        "gpt_oss": "attention sinks",
-        "qwen3_next": "linear attention",
-        "llama4_text": "chunked attention",
-        "t5": "relative position biases",
-        "diffllama": "differential attention",
-        "mamba": _STATE_SPACE,
-        "mamba2": _STATE_SPACE,
-        "falcon_mamba": _STATE_SPACE,
-        "falcon_h1": _STATE_SPACE,
-        "bamba": _STATE_SPACE,
-        "jamba": _STATE_SPACE,
-        "zamba": _STATE_SPACE,
-        "zamba2": _STATE_SPACE,
-        "nemotron_h": _STATE_SPACE,
-        "granitemoehybrid": _STATE_SPACE,
-        "recurrent_gemma": _RECURRENT,
-        "rwkv": _RECURRENT,
-        "xlstm": _RECURRENT,
-    }
-)
+KNOWN: Mapping[str, str] = {
+    "bloom": _ALIBI,
+    "mpt": _ALIBI,
+    "falcon": _ALIBI,
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "minicpm3": _LATENT,
+    "gpt_oss": "attention sinks",
+    "qwen3_next": "linear attention",
+    "llama4_text": "chunked attention",
+    "t5": "relative position biases",
+    "diffllama": "differential attention",
+    "mamba": _STATE_SPACE,
+    "mamba2": _STATE_SPACE,
+    "falcon_mamba": _STATE_SPACE,
+    "falcon_h1": _STATE_SPACE,
+    "bamba": _STATE_SPACE,
+    "jamba": _STATE_SPACE,
+    "zamba": _STATE_SPACE,
+    "zamba2": _STATE_SPACE,
+    "nemotron_h": _STATE_SPACE,
+    "granitemoehybrid": _STATE_SPACE,
+    "recurrent_gemma": _RECURRENT,
+    "rwkv": _RECURRENT,
+    "xlstm": _RECURRENT,
+}
 """Families that are not served, with the part of their attention that is the reason."""
 
-VARIANTS: Mapping[str, str] = MappingProxyType(
-    {
-        "alibi": _ALIBI,
-        "use_alibi": _ALIBI,
-        **dict.fromkeys(_CAPS, "soft-capped attention or logits"),
-        "kv_lora_rank": _LATENT,
-        "attention_sinks": "attention sinks",
-        "attention_chunk_size": "chunked attention",
-        "use_bidirectional_attention": "attention in both directions",
-        "is_encoder_decoder": "an encoder beside the decoder",
-        "window_size": _WINDOWS,
-        "local_attention": _WINDOWS,
-        "index_topk": "sparse attention",
-        "index_topk_blocks": "sparse attention",
-        "sparse_attention_config": "sparse attention",
-        "mamba_d_state": _STATE_SPACE,
-        "ssm_state_size": _STATE_SPACE,
-    }
-)
+VARIANTS: Mapping[str, str] = {
+    "alibi": _ALIBI,
+    "use_alibi": _ALIBI,
+    **dict.fromkeys(_CAPS, "soft-capped attention or logits"),
+    "kv_lora_rank": _LATENT,
+    "attention_sinks": "attention sinks",
+    "attention_chunk_size": "chunked attention",
+    "use_bidirectional_attention": "attention in both directions",
+    "is_encoder_decoder": "an encoder beside the decoder",
+    "window_size": _WINDOWS,
+    "local_attention": _WINDOWS,
+    "index_topk": "sparse attention",
+    "index_topk_blocks": "sparse attention",
+    "sparse_attention_config": "sparse attention",
+    "mamba_d_state": _STATE_SPACE,
+    "ssm_state_size": _STATE_SPACE,
+}
 """Settings by which a checkpoint of any family asks for an attention that is not served."""
 
 
