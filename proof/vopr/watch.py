@@ -131,9 +131,12 @@ class Watch:
         if world.dispatched_at.setdefault(key, now) <= knows_all_at:
             return
         for other in self._watches:
-            if other is self or not (isinstance(other.core, WorkerCore) and other._life.is_alive):
+            life = other._life
+            if other is self or not isinstance(other.core, WorkerCore):
                 continue
-            detail = f"{key} is given to {self._life.name}, and {other._life.name} has it"
+            if not life.is_alive or life.is_paused:  # it may have lost its lease meanwhile
+                continue
+            detail = f"{key} is given to {self._life.name}, and {life.name} has it"
             is_there = other.core.find(key) is not None
             world.require(not is_there, "an attempt is on one worker at a time", detail)
 
