@@ -79,7 +79,7 @@ def test_the_bench_compares_the_others_with_and_without_a_flood() -> None:
     cluster = FloodedCluster(num_prefill=1, num_decode=1)
     quiet, flooded = rows_of(cluster, Flood(seconds=2.0), (8000,), (1, 2))
     assert quiet["num_requests"] == flooded["num_requests"] > 20
-    assert flooded["flooder_tokens_per_s"] > quiet["flooder_tokens_per_s"] > 0
+    assert flooded["flooder_tokens_per_s"] > 0.5 * quiet["flooder_tokens_per_s"] > 0
     assert quiet["p99_ratio"] == 1.0
     assert 0 < flooded["p50_ttft"] <= flooded["p99_ttft"]
 
@@ -137,4 +137,4 @@ def test_outputs_that_claim_all_blocks_make_nobody_else_wait_for_their_ends(
     preset: str, roles: Sequence[Role]
 ) -> None:
     alone, beside = (p99_beside_outputs(preset, roles, n) for n in (0, 300))
-    assert beside <= 6 * alone
+    assert beside <= 3 * alone

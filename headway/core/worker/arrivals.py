@@ -63,22 +63,26 @@ def _reserve(
     state: WorkerState, request: Request, unit: int, num_computed_tokens: int
 ) -> WorkerAction:
     """Take blocks; if none are free the KV may wait in host memory, or come a little later."""
-    pool, host = state.units[unit].pool, state.units[unit].host
+    place = state.units[unit]
+    pool, host = place.pool, place.host
     # In a decode pool the prompt is not work; in a unified pool it is done already.
     num_cached = 0 if state.info.role is Role.UNIFIED else len(request.prompt_token_ids)
     sequence = state.sequence(request, unit, Stage.ARRIVING, num_cached)
     kv = sequence.kv
     kv.num_computed = num_computed_tokens
-    has_room = pool.grow(kv.blocks, request.num_tokens)
+    needed, num_free = (
+        blocks_for(request.num_tokens, pool.block_size),
+        place.num_free(sequence.tenant),
+    )
+    has_room = needed <= num_free and pool.grow(kv.blocks, request.num_tokens)
     if not (has_room or host.grow(kv.host_blocks, num_computed_tokens)):
-        state.units[unit].want(sequence)
-        needed = blocks_for(request.num_tokens, pool.block_size)
+        place.want(sequence)
         message = (
-            f"unit {unit} has {pool.num_free} free KV blocks, the request needs {needed}: "
+            f"unit {unit} has {num_free} free KV blocks, the request needs {needed}: "
             "try another unit"
         )
         return _refuse(request.key, Code.RESOURCE_EXHAUSTED, message)
-    state.units[unit].add(sequence)
+    place.add(sequence)
     return _accept(state, sequence)
 
 

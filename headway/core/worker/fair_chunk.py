@@ -28,7 +28,7 @@ LEAD = 4.0
 _NUM_PARTS = 64
 """A chunk is given away in so many parts."""
 _SHORT = 4
-"""Floods fill passes up to the chunk over this, while other tenants come and go."""
+"""Floods fill passes up to the chunk over this while others come and go, half of it beside them."""
 RECENT = 128
 """Passes for which a tenant counts as coming and going."""
 
@@ -129,7 +129,9 @@ class FairChunk:
         least = len(floods) * max(1, self._chunk_tokens // _NUM_PARTS)
         others = [name for name in given if name not in floods]
         given = self._give(others, max(1, self._most - least))
-        most = max(self._most // _SHORT - sum(given.values()), least)
+        num_others = sum(given.values())
+        short = self._most // _SHORT // (2 if num_others else 1)
+        most = max(short - num_others, least)
         return given | self._give(floods, most)
 
     def _is_ahead(self, name: str) -> bool:

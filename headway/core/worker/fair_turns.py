@@ -2,7 +2,9 @@
 
 While two tenants are there, each has a level: how much more it was served than the one that was
 served least, in chunks. Places in a pass, tokens of its chunk and KV blocks go by level, then by
-the policy's order. Service counts while somebody has to wait, as in VTC. A newcomer has credit.
+the policy's order. Who holds more than an even part of scarce blocks stands behind others that were
+served alike. Service counts while somebody has to wait, as in VTC. A newcomer has credit, which any
+pass uses up.
 
 A pass takes as long as its requests let it. So whoever is ahead of others makes their passes at
 most ``_LONGER`` times as long, by what passes cost here; also of those who were here of late, for
@@ -13,7 +15,7 @@ them, none of theirs is admitted: it would hold blocks and wait.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import inf
 
 from headway.core.token_counters import CREDIT, OUTPUT_WEIGHT, PARTS_BEHIND
@@ -27,6 +29,9 @@ from headway.forward_pass import PassItem
 
 _LONGER = 2.0
 """Times as long as without them that those who are ahead may make a pass: half of it is theirs."""
+
+_SCARCE = 4
+"""Blocks are scarce while less than one in so many is free."""
 
 _ROUNDING = 1e-6
 """Share of a token by which sums of seconds may be off."""
@@ -46,13 +51,18 @@ class FairTurns:
         self._credit = CREDIT * chunk_tokens
         self._served: dict[str, float] = {}
         """Weighted tokens over its share, by tenant; a newcomer has its credit less."""
-        self._fresh: dict[str, None] = {}
-        """Newcomers that may still have their credit."""
+        self._fresh: dict[str, float] = {}
+        """What newcomers have left of their credit, in weighted tokens over their shares."""
+        self._parts: dict[str, float] = {}
+        """What the pass takes of newcomers' credit."""
+        self._floods: Collection[str] = ()
+        """Tenants that ask for more than a newcomer's credit, where they decode, too."""
         self._seen: dict[str, int] = {}
         """Number of the last pass for which a tenant was there."""
         self._num_passes = 0
         self._seconds = self._own_seconds = 0.0
         self._has_ahead = False
+        self._seconds_of: dict[str, float] = {}
 
     def look(self, unit: WorkerUnit) -> None:
         """Note who is on a unit, before its part of a pass is planned."""
@@ -64,10 +74,12 @@ class FairTurns:
         self._seen = {name: seen for name, seen in self._seen.items() if seen >= since}
         known = [self._served[name] for name in self._seen if name in self._served]
         start = min(*known, max(known) - self._credit) if known else 0.0
-        self._fresh |= dict.fromkeys(name for name in self._seen if name not in self._served)
+        credit = min(known, default=start) - start
+        self._fresh |= {name: credit for name in self._seen if name not in self._served}
         self._served = {name: self._served.get(name, start) for name in self._seen}
         self._withdraw(unit)
-        self.levels = self._levels() if len(self._served) > 1 else {}
+        self.levels = self._levels(unit) if len(self._served) > 1 else {}
+        self._floods = [n for n in self.levels if unit.is_unified and unit.asks_much(n)]
 
     def _withdraw(self, unit: WorkerUnit) -> None:
         """Put newcomers that ask for more than their credit behind those who ask for less.
@@ -86,24 +98,71 @@ class FairTurns:
                 behind = max(small, default=-inf) + self._credit / PARTS_BEHIND
                 self._served[name] = max(self._served[name], behind)
 
-    def _levels(self) -> dict[str, float]:
-        """Return the places of tenants by chunks served: they change when one passes another."""
+    def _levels(self, unit: WorkerUnit) -> dict[str, float]:
+        """Return the places of tenants by chunks served: they change when one passes another.
+
+        Of those in one place, who has more than an even part of scarce blocks stands behind.
+        """
         least = min(self._served.values())
         chunks = {name: (had - least) // self._chunk_tokens for name, had in self._served.items()}
         places = {had: float(place) for place, had in enumerate(sorted(set(chunks.values())))}
-        return {name: places[had] for name, had in chunks.items()}
+        hogs = self._hogs(unit)
+        levels = {name: places[had] + 0.5 * (name in hogs) for name, had in chunks.items()}
+        first = min(levels.values())
+        return {name: level - first for name, level in levels.items()} if first else levels
+
+    def _hogs(self, unit: WorkerUnit) -> Collection[str]:
+        """Return who holds more than its even part of a unit's blocks, where few are free."""
+        pool = unit.pool
+        if pool.num_free * _SCARCE > pool.num_blocks:
+            return ()
+        held, share = Counter[str](), dict.fromkeys(self._served, 1.0)
+        for each in unit.holding.values():
+            held[each.tenant] += len(each.kv.blocks)
+            share[each.tenant] = _share(each)
+        part = pool.num_blocks / sum(share.values())
+        return [name for name in held if held[name] > part * share[name]]
 
     def passed(self, num_steps: int) -> None:
         """Note that so many passes have ended."""
         self._num_passes += num_steps
+        for name, part in self._parts.items():
+            self._spend(name, num_steps * part)
+        self._parts.clear()
 
-    def charge(self, shares: Iterable[Share]) -> None:
-        """Count what a pass computes while others wait."""
+    def _spend(self, name: str, num_tokens: float) -> None:
+        """Take so much of a newcomer's credit, as far as it has any."""
+        spent = min(num_tokens, self._fresh.get(name, 0.0))
+        if spent and name in self._served:
+            self._fresh[name] -= spent
+            self._served[name] += spent
+
+    def charge(self, shares: Iterable[Share], *, some_wait: bool) -> None:
+        """Count what a pass computes: its tokens, if some wait for a place in it.
+
+        If it is long beside what one of the tenants has in it, that one waits for it: it counts
+        as a chunk. And so does any pass for a newcomer's credit.
+        """
+        used, share = dict[str, float](), dict[str, float]()
         for item, sequence in shares:
-            standing, num_tokens = sequence.request.standing, len(item.token_ids)
+            name, num_tokens = sequence.tenant, len(item.token_ids)
             weight = OUTPUT_WEIGHT if num_tokens == 1 and item.sample else 1.0
-            share = max(LEAST_WEIGHT, standing.share)
-            self._served[standing.tenant] += weight * num_tokens / share
+            used[name] = used.get(name, 0.0) + weight * num_tokens
+            share[name] = _share(sequence)
+        total, is_long = sum(used.values()), self._is_long()
+        for name, weighted in used.items():
+            part = self._chunk_tokens * weighted / total
+            counted = max(weighted if some_wait else 0.0, part if is_long else 0.0)
+            self._served[name] += counted / share[name]
+            if name in self._fresh:
+                part = max(0.0, part - counted) / share[name]
+                self._parts[name] = max(part, self._parts.get(name, 0.0))
+
+    def _is_long(self) -> bool:
+        """Return whether the pass takes much longer than for the one with the least in it."""
+        base, one = self.pass_time.base, self.pass_time.per_request
+        least = min(self._seconds_of.values(), default=0.0)
+        return self._seconds > _LONGER * (base + max(one, least))
 
     # --- the length of a pass -----------------------------------------------------------
 
@@ -111,12 +170,14 @@ class FairTurns:
         """Begin the plan of a unit's part of a pass."""
         self._seconds = self._own_seconds = self.pass_time.base
         self._has_ahead = False
+        self._seconds_of = dict.fromkeys(self._served, 0.0)
 
     def planned(self, sequence: Sequence, item: PassItem, num_before: int) -> None:
         """Count the time of an item of the pass; its first ``num_before`` tokens are counted."""
         num_tokens = len(item.token_ids) - num_before
         seconds = num_tokens * self._per_token(sequence)
         self._seconds += seconds
+        self._seconds_of[sequence.tenant] += seconds
         if self.is_ahead(sequence):
             self._has_ahead = True
         else:
@@ -126,10 +187,12 @@ class FairTurns:
         """Return how many of these tokens make the pass no longer than it may be.
 
         Ask in the order of levels. One token of those who are ahead always has its place. Prompts
-        are bounded by their parts of the chunk (``fair_chunk``).
+        are bounded by their parts of the chunk (``fair_chunk``). Those of a flood count here, too,
+        and those that are computed once more.
         """
         per_token = self._per_token(sequence)
-        if not (sequence.decoding and per_token and self.is_ahead(sequence)):
+        counts = sequence.decoding or sequence.num_preemptions or sequence.tenant in self._floods
+        if not (counts and per_token and self.is_ahead(sequence)):
             return num_tokens
         least = self.pass_time.base + self.pass_time.per_request
         left = _LONGER * max(self._own_seconds, least) - self._seconds

@@ -87,6 +87,7 @@ class PassPlanner:
         queue.put_decodes_first(unit.decodes_first)
         self.turns.look(unit)
         queue.put_levels(self.turns.levels)
+        unit.keep([name for name, level in self.turns.levels.items() if level > 0])
         self._take_in(unit, kept, now)
         num_prompt_tokens = inf
         if self._policy.keeps_pace:
@@ -126,8 +127,8 @@ class PassPlanner:
             crowded_from=kept.crowded_from,
         )
         shares = plan.shares()
-        if turns is not None and len(shares) < len(queue):
-            turns.charge(shares)
+        if turns is not None:
+            turns.charge(shares, some_wait=len(shares) < len(queue))
         kept.crowded_from = plan.crowded_from(len(shares))
         kept.served, kept.refused, kept.refused_version = plan.served, plan.refused, version
         kept.is_short = room.is_short
@@ -355,8 +356,11 @@ class _UnitPlan:
         if not sequence.decoding and self._prompt_budget < 1:
             return
         if self._turns is not None and not (most := self._turns.most(sequence, most)):
-            level = self._turns.levels[sequence.tenant]
-            self._left_out[level] = self._left_out.get(level, 0) + 1
+            if sequence.stage is Stage.WAITING:
+                self._room.is_open = False  # nor is there time for who stands behind it
+            else:
+                level = self._turns.levels[sequence.tenant]
+                self._left_out[level] = self._left_out.get(level, 0) + 1
             return
         if sequence.stage is Stage.WAITING and not self._admit(sequence):
             return
@@ -379,6 +383,8 @@ class _UnitPlan:
         spare = 0
         if self._fair is not None:
             spare = int(min(self._budget, self._fair.spare, self._prompt_budget))
+        if self._turns is not None:
+            spare = self._turns.most(entry.candidate, spare)
         if spare <= 0:
             return False
         before = self._planned.get(entry)

@@ -226,10 +226,12 @@ class BlockAllocator:
 
     def _grows(self, sequence: Sequence, num_tokens: int) -> bool:
         """Extend its blocks; False, and no change, if there are none, or they are for others."""
-        pool, blocks = self._unit.pool, sequence.kv.blocks
-        if self._num_promised and self._turns.is_ahead(sequence):
-            missing = blocks_for(num_tokens, pool.block_size) - len(blocks)
-            if missing > pool.num_free - self._num_promised:
+        unit, pool, blocks = self._unit, self._unit.pool, sequence.kv.blocks
+        if self._num_promised + unit.num_kept and self._turns.is_ahead(sequence):
+            missing, num_free = blocks_for(num_tokens, pool.block_size) - len(blocks), pool.num_free
+            if num_free + len(blocks) < pool.num_blocks:  # else it would wait for itself
+                num_free = unit.num_free(sequence.tenant)
+            if missing > num_free - self._num_promised:
                 return False
         return pool.grow(blocks, num_tokens)
 
@@ -241,7 +243,7 @@ class BlockAllocator:
     def _fits(self, sequence: Sequence, num_blocks: int = 0) -> bool:
         """Return whether there is room once that many blocks are freed."""
         pool = self._unit.pool
-        num_free = pool.num_free + num_blocks
+        num_free = self._unit.num_free(sequence.tenant) + num_blocks
         spare = self._spare if num_free < pool.num_blocks else 0
         needed = blocks_for(sequence.num_tokens, pool.block_size) + spare + self._num_promised
         if needed <= num_free:
@@ -267,8 +269,10 @@ class BlockAllocator:
         return []
 
     def _may_preempt(self, victim: Sequence, for_: Sequence) -> bool:
-        """Return whether the policy lets a running request yield."""
-        policy = self._policy
+        """Return whether the policy lets a running request yield, to nobody of a tenant ahead."""
+        policy, levels = self._policy, self._turns.levels
+        if levels and levels.get(victim.tenant, 0.0) < levels.get(for_.tenant, 0.0):
+            return False
         return policy.preempts and policy.may_preempt(victim, for_, now=self._now)
 
     def _held_with(self, sequence: Sequence) -> Counter[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, abc
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from math import ceil
 
 from headway.blocks import (
     BlockHash,
@@ -32,6 +33,8 @@ from headway.request import Request, StreamKey
 HashesOf = Callable[[Request], abc.Sequence[BlockHash]]
 """A function that names the full blocks of a prompt without real tokens (the simulator)."""
 
+_KEPT = 1 / 32
+"""Share of a unit's blocks that a flood leaves free on a worker that KV comes to."""
 _CANDIDATES = (Stage.RUNNING, Stage.WAITING, Stage.SWAPPING_IN, Stage.SWAPPING_OUT)
 
 
@@ -114,6 +117,9 @@ class WorkerUnit:
         """Requests that held their KV for a handoff, and had to leave their blocks to others."""
         self.has_made_room = False
         """True if blocks were freed for one of ``wanted``; the scheduler is yet to be told."""
+        self.num_kept = 0
+        """Free blocks that are kept for other tenants than those of ``crowd``."""
+        self.crowd: Collection[str] = ()
         self.prompts: dict[StreamKey, Sequence] = {}
         """Requests of ``holding`` that may lack prompt tokens; readers leave out who decodes."""
         self._making: dict[BlockHash, Sequence] = {}
@@ -123,6 +129,7 @@ class WorkerUnit:
         """Take the role of its worker."""
         self.decodes_first = role is Role.CONVERTIBLE
         self.is_unified = role is Role.UNIFIED
+        self._takes_kv = role.decodes and not self.is_unified
 
     def candidate(self, key: StreamKey) -> Sequence | None:
         """Return the request with that key if a forward pass may serve it."""
@@ -390,6 +397,17 @@ class WorkerUnit:
         if not self.tenants.keys() <= {sequence.tenant}:
             self.wanted[sequence.key] = Unplaced(sequence)
 
+    def keep(self, crowd: Collection[str]) -> None:
+        """Keep some blocks free from tenants that are ahead: others' KV comes between two plans."""
+        self.crowd = crowd if self._takes_kv else ()
+        self.num_kept = ceil(_KEPT * self.pool.num_blocks) if self.crowd else 0
+
+    def num_free(self, tenant: str) -> int:
+        """Return the free blocks that a tenant may take; nothing is kept while nobody has any."""
+        num_free = self.pool.num_free
+        is_kept = tenant in self.crowd and num_free < self.pool.num_blocks
+        return num_free - self.num_kept * is_kept
+
     def asks_much(self, tenant: str) -> bool:
         """Return whether a tenant asks for more than a newcomer's credit, here or elsewhere."""
         return self._flooding[tenant] > 0 or self._asked[tenant] > CREDIT * self._chunk_tokens
@@ -463,7 +481,7 @@ class WorkerUnit:
             else:
                 queued += sequence.num_queued
                 lost_tokens += sequence.num_lost
-        num_free = self.pool.num_free
+        num_free = max(0, self.pool.num_free - self.num_kept)
         return UnitLoad(
             self.unit,
             queued,

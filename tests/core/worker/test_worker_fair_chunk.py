@@ -43,7 +43,7 @@ def test_a_flood_fills_a_part_of_the_passes_while_others_come_and_all_of_them_al
     unit.come(1, 30_000, 1, arrival_at=1.0, standing=Standing("flood"))
     assert prompt_tokens(unit) == {"flood": CHUNK}
     unit.come(2, 4, 1, arrival_at=2.0, standing=Standing("mine"))
-    assert prompt_tokens(unit) == {"flood": CHUNK // 4 - 4, "mine": 4}
+    assert prompt_tokens(unit) == {"flood": CHUNK // 8 - 4, "mine": 4}
     unit.step(2)
     assert prompt_tokens(unit) == {"flood": CHUNK // 4}
     unit.step(200)
@@ -150,7 +150,7 @@ def test_nobody_has_more_than_who_wants_more_and_who_floods_alone_waits(
         asked[tenant] += num_tokens
     got = prompt_tokens(unit)
     part = chunk // 64
-    assert min(chunk // 4, asked.total()) <= sum(got.values()) <= chunk
+    assert min(chunk // 8, asked.total()) <= sum(got.values()) <= chunk
     if asked.total() <= chunk or len(asked) == 1:
         assert sum(got.values()) == min(chunk, asked.total())
     for one in asked:
