@@ -14,6 +14,7 @@ from services.worker.engine.grammar import Masks
 from services.worker.engine.masks import Mask
 
 _NEVER = float("-inf")
+_LEAST = 512  # bytes that the smallest tensor takes
 _Name = tuple[int, int, torch.dtype, torch.device]
 
 
@@ -29,27 +30,26 @@ class _Bounds(NamedTuple):
 class RecentBounds:
     """The bounds of requests that draw now: to read thousands of ids takes longer than a draw.
 
-    A generation ends once it names ``most`` tokens. What was not asked for in one is let go with
-    the next.
+    A generation ends once it takes ``most`` bytes of the device: a single allowed token has a row
+    of the vocabulary. What was not asked for in one is let go with the next.
     """
 
-    def __init__(self, most: int = 2**20) -> None:
+    def __init__(self, most: int = 2**26) -> None:
         self._most = most
         self._new: dict[_Name, tuple[Constraints, _Bounds]] = {}
         self._old: dict[_Name, tuple[Constraints, _Bounds]] = {}
-        self._num_named = 0
+        self._num_bytes = 0
 
     def of(self, constraints: Constraints, row: torch.Tensor) -> _Bounds:
         """Return the bounds of logits like this row (vocabulary,)."""
         name = id(constraints), len(row), row.dtype, row.device  # kept, so that the id is its own
         kept = self._new.get(name)
         if kept is None:
-            if self._num_named >= self._most:
-                self._old, self._new, self._num_named = self._new, {}, 0
+            if self._num_bytes >= self._most:
+                self._old, self._new, self._num_bytes = self._new, {}, 0
             kept = self._old.get(name) or (constraints, _bounds_of(constraints, row))
             self._new[name] = kept
-            self._num_named += len(constraints.biased_token_ids)
-            self._num_named += len(constraints.allowed_token_ids)
+            self._num_bytes += sum(_LEAST + t.nbytes for t in kept[1] if t is not None)
         return kept[1]
 
 

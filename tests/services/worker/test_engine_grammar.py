@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -388,7 +389,7 @@ def test_one_whose_bad_words_are_all_that_its_form_admits_fails_alone(engine: To
 
 
 def test_the_bounds_of_those_that_draw_are_read_once() -> None:
-    recent, row = RecentBounds(100), torch.zeros(8)
+    recent, row = RecentBounds(100_000), torch.zeros(8)
     allowed = Constraints(allowed_token_ids=(1, 3, 9))
     bounds = recent.of(allowed, row)
     assert bounds.forbidden is not None
@@ -400,6 +401,15 @@ def test_the_bounds_of_those_that_draw_are_read_once() -> None:
     for _ in range(300):
         recent.of(Constraints(biased_token_ids=(2,), biases=(1.0,)), row)
     assert recent.of(allowed, row) is not bounds, "it has not drawn for long"
+
+
+def test_bounds_of_one_token_are_let_go_by_what_they_take_on_the_device() -> None:
+    recent, row = RecentBounds(1_000_000), torch.zeros(100_000)
+    masks = [
+        ref(recent.of(Constraints(allowed_token_ids=(token,)), row).forbidden)
+        for token in range(50)
+    ]
+    assert sum(mask() is not None for mask in masks) <= 2 * 10 + 1
 
 
 def test_bad_words_that_forbid_all_allowed_tokens_are_refused() -> None:
