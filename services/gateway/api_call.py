@@ -94,6 +94,8 @@ class ApiCall:
     """True if reasoning is kept apart from the answer."""
     default_max_tokens: int = 0
     """Limit on output tokens if the client gives none; 0: as many as fit."""
+    most_tokens: int = 0
+    """The most that an output may have where the client gives no limit; 0: any number."""
     fills_context: bool = False
     """True if the output ends where the context does, though the client's limit is beyond."""
     paced: bool = True

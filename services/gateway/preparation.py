@@ -57,7 +57,7 @@ class Preparation:
                 if constraints is None
                 else {**call.sampling, "constraints": constraints},
                 model.files.sampling_defaults,
-                default_max_tokens=call.default_max_tokens or model.files.max_new_tokens,
+                default_max_tokens=_default_tokens(call, model.files.max_new_tokens),
                 num_prompt_tokens=len(token_ids),
                 max_model_len=model.max_model_len,
                 seed=secrets.randbits(63),
@@ -242,6 +242,12 @@ def _require_few(num_scores: int) -> None:
             f"{_MOST_SCORES}: ask for fewer of each token, or with fewer or shorter prompts"
         )
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="prompt_logprobs")
+
+
+def _default_tokens(call: ApiCall, of_model: int) -> int:
+    """Return the limit on output tokens where the client gives none; 0: as many as fit."""
+    limits = (call.default_max_tokens or of_model, call.most_tokens)
+    return min(filter(None, limits), default=0)
 
 
 def _require_few_bounds(constraints: Constraints | None, num_outputs: int) -> None:

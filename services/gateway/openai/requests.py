@@ -197,9 +197,7 @@ def parse_chat(body: Mapping[str, Any]) -> tuple[ApiCall, ReplyStyle]:
     }
     if offered.grammar is not None:
         options["grammar"] = offered.grammar
-    most = _most_tokens(fields, sampling, fields.n)
-    if most is not None and "max_tokens" not in sampling:
-        sampling["max_tokens"], options["fills_context"] = most, True
+    options["most_tokens"] = _most_tokens(fields, sampling, fields.n)
     inputs = (chat_input(fields, _template_options(fields), offered.described),)
     call = ApiCall(fields.model, inputs, sampling, split_reasoning=True, **options)
     return call, _style(fields, chat=True, logprobs=fields.logprobs)
@@ -304,14 +302,14 @@ def _sampling(fields: Body, param: str, num_logprobs: int | None) -> dict[str, A
     return chosen
 
 
-def _most_tokens(fields: Body, sampling: Mapping[str, Any], num_outputs: int) -> int | None:
-    """Return how many tokens an output may have for its log probabilities, None for any number.
+def _most_tokens(fields: Body, sampling: Mapping[str, Any], num_outputs: int) -> int:
+    """Return how many tokens an output may have for its log probabilities, 0 for any number.
 
     INVALID_ARGUMENT where more are asked for.
     """
     count = sampling.get("num_logprobs")
     if count is None or fields.stream:
-        return None
+        return 0
     most: int = max(1, MAX_LOGPROBS_OF_CALL // (num_outputs * (1 + count)))
     asked = sampling.get("max_tokens", 0)
     if asked > most:

@@ -70,6 +70,19 @@ async def test_what_is_too_long_is_cut_to_what_fits(tmp_path: Path, store_url: s
         assert refused["error"]["param"] == "max_tokens"
 
 
+async def test_log_probabilities_do_not_lengthen_an_answer_nor_cut_its_prompt(
+    tmp_path: Path, store_url: str
+) -> None:
+    generation: dict[str, object] = {"max_new_tokens": 150}
+    async with cluster(tmp_path, store_url, max_model_len=400, generation=generation) as running:
+        await chat(running, "ab" * 300, logprobs=True, truncate_prompt_tokens=-1)
+        for more in ({}, {"n": 128, "top_logprobs": 20}):
+            await chat(running, "hi", logprobs=True, **more)
+    cut, usual, *many = running.emulated.submitted
+    assert (len(cut.prompt_token_ids), usual.sampling.max_tokens) == (399, 150)
+    assert {each.sampling.max_tokens for each in many} == {97}, "for all of them together"
+
+
 async def test_a_final_message_may_go_on(running: Cluster) -> None:
     said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well,"}]
     more = {"continue_final_message": True, "skip_special_tokens": False}

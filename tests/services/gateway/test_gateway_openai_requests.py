@@ -313,9 +313,8 @@ def test_log_probabilities_of_a_whole_answer_are_few() -> None:
     many: dict[str, Any] = {"n": 2, "logprobs": True, "top_logprobs": 20}
     assert chat(**many, max_tokens=most).sampling["max_tokens"] == most
     assert chat(**many, max_tokens=10**5, stream=True).sampling["max_tokens"] == 10**5
-    open_end = chat(**many)
-    assert (open_end.sampling["max_tokens"], open_end.fills_context) == (most, True)
-    assert "max_tokens" not in chat(n=2).sampling
+    assert chat(**many).most_tokens == most
+    assert (chat(n=2).most_tokens, chat(**many, stream=True).most_tokens) == (0, 0)
     with pytest.raises(HeadwayError, match="stream, or ask for fewer") as refused:
         chat(**many, max_completion_tokens=most + 1)
     assert refused.value.param == "max_tokens"
