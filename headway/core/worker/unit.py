@@ -404,9 +404,11 @@ class WorkerUnit:
 
     def num_free(self, tenant: str) -> int:
         """Return the free blocks that a tenant may take; nothing is kept while nobody has any."""
-        num_free = self.pool.num_free
-        is_kept = tenant in self.crowd and num_free < self.pool.num_blocks
-        return num_free - self.num_kept * is_kept
+        return self.pool.num_free - (self._num_kept_now if tenant in self.crowd else 0)
+
+    @property
+    def _num_kept_now(self) -> int:
+        return self.num_kept if self.pool.num_free < self.pool.num_blocks else 0
 
     def asks_much(self, tenant: str) -> bool:
         """Return whether a tenant asks for more than a newcomer's credit, here or elsewhere."""
@@ -481,7 +483,7 @@ class WorkerUnit:
             else:
                 queued += sequence.num_queued
                 lost_tokens += sequence.num_lost
-        num_free = max(0, self.pool.num_free - self.num_kept)
+        num_free = max(0, self.pool.num_free - self._num_kept_now)
         return UnitLoad(
             self.unit,
             queued,

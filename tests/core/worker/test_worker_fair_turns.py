@@ -272,6 +272,18 @@ def test_a_decoder_keeps_some_blocks_free_for_whose_kv_may_come() -> None:
     assert all(told == num for num, told in alone)
 
 
+def test_a_decoder_that_nobody_is_on_says_that_all_its_blocks_are_free() -> None:
+    unit = make_planned(Fcfs(), chunk=64, blocks=64, role=Role.DECODE)
+    unit.come(0, 4, 40, standing=MINE)
+    unit.come(1, 8, 40, standing=replace(FLOOD, floods=True))
+    place = unit.state.units[0]
+    unit.step(30)
+    assert place.num_kept > 0
+    unit.step(30)
+    assert not place.sequences
+    assert place.load().num_free_blocks == place.pool.num_blocks
+
+
 tenants = st.lists(st.sampled_from(("a", "b", "c")), min_size=6, max_size=30)
 shares = st.fixed_dictionaries({name: st.sampled_from((1.0, 2.0)) for name in ("a", "b", "c")})
 
