@@ -274,6 +274,8 @@ class Request:
     """The tenant that it counts for, and what it is promised."""
     adapter: str = ""
     """The adapter of the model (LoRA) that computes it; "": the model itself."""
+    placed_on: tuple[str, ...] = ()
+    """Workers that have this attempt, by the word of the leader that its gateway had before."""
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:

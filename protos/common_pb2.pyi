@@ -369,6 +369,7 @@ class Request(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     ENDS_SESSION_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    PLACED_ON_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     stream_id: _builtins.int
@@ -413,6 +414,10 @@ class Request(_message.Message):
     def standing(self) -> Global___Standing:
         """absent: none"""
 
+    @_builtins.property
+    def placed_on(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """workers that have this attempt, by an earlier leader's word; at most 2"""
+
     def __init__(
         self,
         *,
@@ -439,10 +444,11 @@ class Request(_message.Message):
         session_id: _builtins.str = ...,
         ends_session: _builtins.bool = ...,
         adapter: _builtins.str = ...,
+        placed_on: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "arrival_at", b"arrival_at", "attempt", b"attempt", "cache_salt", b"cache_salt", "deadline_at", b"deadline_at", "ends_session", b"ends_session", "gateway_address", b"gateway_address", "gateway_id", b"gateway_id", "is_burst", b"is_burst", "is_predicted", b"is_predicted", "is_read", b"is_read", "levels_spent", b"levels_spent", "model", b"model", "output_token_ids", b"output_token_ids", "predicted_output_tokens", b"predicted_output_tokens", "prompt_token_ids", b"prompt_token_ids", "reasons", b"reasons", "request_id", b"request_id", "sampling", b"sampling", "served", b"served", "session_id", b"session_id", "standing", b"standing", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "arrival_at", b"arrival_at", "attempt", b"attempt", "cache_salt", b"cache_salt", "deadline_at", b"deadline_at", "ends_session", b"ends_session", "gateway_address", b"gateway_address", "gateway_id", b"gateway_id", "is_burst", b"is_burst", "is_predicted", b"is_predicted", "is_read", b"is_read", "levels_spent", b"levels_spent", "model", b"model", "output_token_ids", b"output_token_ids", "placed_on", b"placed_on", "predicted_output_tokens", b"predicted_output_tokens", "prompt_token_ids", b"prompt_token_ids", "reasons", b"reasons", "request_id", b"request_id", "sampling", b"sampling", "served", b"served", "session_id", b"session_id", "standing", b"standing", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

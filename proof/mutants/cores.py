@@ -394,8 +394,15 @@ CORES = (
     Mutation(
         "a target that has not reported is not waited for",
         f"{_SCHEDULER}memory.py",
-        "return saved.worker_id in self._unheard or target in self._unheard",
-        "return saved.worker_id in self._unheard",
+        "places.add(saved.target.worker_id)",
+        "pass",
+        (_TAKEOVER_TESTS,),
+    ),
+    Mutation(
+        "a new leader does not heed where a gateway's requests are",
+        f"{_SCHEDULER}memory.py",
+        "places = set(request.placed_on)",
+        "places = set[str]()",
         (_TAKEOVER_TESTS,),
     ),
     Mutation(

@@ -111,10 +111,10 @@ class OpenRequest:
     def next_attempt(self, stream_id: int) -> None:
         """Forget the worker; continue after the tokens so far under a new stream id."""
         attempt = self.request.attempt + 1
+        self.sources = ()
         self.request = replace(self.current(), attempt=attempt, stream_id=stream_id)
         self.worker_id = self.source_id = ""
         self.early.clear()
-        self.sources = ()
         self.former.clear()
 
     def pause(self, now: float) -> Pause:
@@ -124,11 +124,16 @@ class OpenRequest:
         return Pause(seconds, seconds * num_gaps / spent if spent > 0 else 0.0)
 
     def current(self) -> Request:
-        """Return the attempt with all tokens so far, and the credits that it has spent."""
-        if len(self.request.output_token_ids) == len(self.output):
-            return self.request
-        output, spent = tuple(self.output), self.levels_spent
-        return replace(self.request, output_token_ids=output, levels_spent=spent)
+        """Return the attempt with all tokens so far, its spent credits, and where it is."""
+        request = self.request
+        if len(request.output_token_ids) == len(self.output) and request.placed_on == self.sources:
+            return request
+        return replace(
+            request,
+            output_token_ids=tuple(self.output),
+            levels_spent=self.levels_spent,
+            placed_on=self.sources,
+        )
 
 
 class OpenRequests:

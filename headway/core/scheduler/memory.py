@@ -1,7 +1,8 @@
 """Records of an earlier leader, kept until workers and gateways have reported.
 
 They may be slightly outdated, so they are only hints: a worker's own report wins, and a request
-returns with the gateway that owns its prompt.
+returns with the gateway that owns its prompt. A leader that has been replaced, and does not know
+it yet, writes nothing down any more. Where it dispatches a request, its gateway knows.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class LeaderMemory:
         """Start from these records; ``unheard`` are the members that have not sent a snapshot."""
         self._saved = {each.key: each for each in saved if each.key not in self._state.tracked}
         self._unheard = dict.fromkeys(unheard)
-        self._until = now + self._state.settings.graces.memory if self._saved else inf
+        knows_all = not (self._saved or self._unheard)
+        self._until = inf if knows_all else now + self._state.settings.graces.memory
 
     def take(self, key: StreamKey) -> SavedRequest | None:
         """Remove and return the record of a request that is tracked from now on."""
@@ -52,17 +54,19 @@ class LeaderMemory:
 
     def holds_back(self, request: Request) -> bool:
         """Keep the request and return True if it must wait for a worker's report."""
-        if not self._saved or not self._may_run(request.key):
+        if not self._unheard or not self._may_run(request):
             return False
         self._held_back[request.key] = request
         return True
 
-    def _may_run(self, key: StreamKey) -> bool:
-        saved = self._saved.get(key)
-        if saved is None:
-            return False
-        target = saved.target.worker_id if saved.target is not None else ""
-        return saved.worker_id in self._unheard or target in self._unheard
+    def _may_run(self, request: Request) -> bool:
+        places = set(request.placed_on)
+        saved = self._saved.get(request.key)
+        if saved is not None:
+            places.add(saved.worker_id)
+            if saved.target is not None:
+                places.add(saved.target.worker_id)
+        return not places.isdisjoint(self._unheard)
 
     def heard(self, worker_id: str) -> None:
         """Note that a worker has reported its requests, or is gone."""
@@ -83,7 +87,7 @@ class LeaderMemory:
             self._unheard.clear()
         if not self._held_back:
             return []
-        released = [r for r in self._held_back.values() if not self._may_run(r.key)]
+        released = [r for r in self._held_back.values() if not self._may_run(r)]
         for request in released:
             del self._held_back[request.key]
         return released

@@ -66,6 +66,13 @@ def an_id_or_none(value: str, name: str) -> str:
     return an_id(value, name) if value else value
 
 
+def _places(values: Sequence[str], name: str) -> Sequence[str]:
+    """Refuse more than a source and a target."""
+    if len(values) > 2:
+        raise invalid(f"the number of {name}", len(values), "at most 2")
+    return tuple(an_id(value, name) for value in values)
+
+
 def a_unit(value: int, name: str) -> int:
     """Refuse a DP unit that no worker has."""
     if value >= MAX_DP_UNITS:
@@ -193,6 +200,7 @@ BY_FIELD: Mapping[type, Mapping[str, Check]] = {
         "cache_salt": an_id_or_none,
         "adapter": an_id_or_none,
         "session_id": unchecked,  # it checks itself
+        "placed_on": _places,
     },
     Constraints: {"grammar": unchecked},  # it checks itself
     Standing: {"tenant": an_id_or_none},

@@ -176,6 +176,16 @@ def test_among_others_the_one_that_dies_alone_at_its_third_death_is_the_cause() 
     assert world.core.num_open == 2
 
 
+def test_a_new_leader_is_told_which_worker_has_an_attempt() -> None:
+    world = World()
+    world.submit("one", "two")
+    world.place("v", "one")
+    world.take(world.core.handle(SchedulerConnected(), now=world.now))
+    assert [world.attempts[name].placed_on for name in ("one", "two")] == [("v",), ()]
+    world.kill("v")
+    assert world.attempts["one"].placed_on == ()
+
+
 def test_a_suspect_that_leaves_lets_the_next_one_run() -> None:
     world = World()
     world.submit("one", "two")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from headway.cluster import Role, UnitId
 from headway.core.scheduler.events import (
     Elected,
@@ -225,6 +227,29 @@ def test_what_a_silent_worker_may_run_is_not_dispatched_elsewhere() -> None:
     assert successor.dispatched("w") == []
     assert successor.core.status().num_held_back == 0
     assert successor.core.status().num_tracked == 2
+
+
+def test_what_a_deposed_leader_placed_is_not_dispatched_elsewhere() -> None:
+    successor = Successive(None, "w", "x")
+    successor.connect(make_info("x", Role.UNIFIED))
+    successor.post(replace(make_request(1), placed_on=("w",)))
+    successor.wait(2.0)
+    assert successor.dispatched("x") == []
+    successor.connect(make_info("w", Role.UNIFIED), held(1))
+    assert successor.dispatched("w") == []
+    assert set(successor.placed()) == {(1, "w")}
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+def test_what_its_gateway_placed_on_a_silent_worker_runs_elsewhere_in_time(is_short: bool) -> None:
+    successor = Successive(None, "w", "x")
+    successor.connect(make_info("x", Role.UNIFIED))
+    successor.post(replace(make_request(1), placed_on=("v", "w")))
+    if is_short:
+        successor.kill("w")
+    else:
+        successor.wait(LIVE.graces.memory + 0.1)
+    assert successor.dispatched("x") == [1]
 
 
 def test_an_older_attempt_beside_one_that_was_submitted_is_stopped() -> None:

@@ -111,6 +111,7 @@ requests = st.builds(
     session_id=sessions,
     ends_session=st.booleans(),
     standing=st.builds(Standing, ids | st.just(""), st.floats(0.01, 100), st.none() | classes),
+    placed_on=st.lists(ids, max_size=2).map(tuple),
 )
 positive = st.integers(1, 4096)
 infos = st.builds(

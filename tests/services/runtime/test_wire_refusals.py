@@ -50,6 +50,7 @@ HELD = {"gateway_id": "g", "stream_id": 1, "request_id": "r"}
         ({"predicted_output_tokens": -1.0}, "predicted_output_tokens"),
         ({"gateway_address": ""}, "gateway_address"),
         ({"prompt_token_ids": []}, "prompt"),
+        ({"placed_on": ["v", "w", "x"]}, "the number of placed_on is 3; it must be at most 2"),
     ],
 )
 def test_a_bad_request_is_refused_by_name(change: dict[str, Any], named: str) -> None:
@@ -57,8 +58,7 @@ def test_a_bad_request_is_refused_by_name(change: dict[str, Any], named: str) ->
     packed = wire.REQUEST.pack(good)
     for name, value in change.items():
         packed.ClearField(name)
-        if value:
-            setattr(packed, name, value)
+        packed.MergeFrom(type(packed)(**{name: value}))
     with pytest.raises(HeadwayError, match=named):
         wire.REQUEST.unpack(packed)
 
