@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, Tag
 
 from headway.errors import Code, HeadwayError
 from services.gateway.api_call import ApiCall, ReplyStyle, ResponseHistory
@@ -71,7 +71,9 @@ class ResponseBody(SessionBody):
         "max_tool_calls": (),
     }
     model: Text
-    input: Text | Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
+    input: (
+        Text | Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True), Tag("~items")]
+    )
     instructions: Text | None = None
     previous_response_id: Text | None = None
     store: bool = True
@@ -80,7 +82,7 @@ class ResponseBody(SessionBody):
     top_p: Number | None = None
     max_output_tokens: Whole | None = None
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
-    tool_choice: Text | dict[str, Any] | None = None
+    tool_choice: Text | Annotated[dict[str, Any], Tag("~choice")] | None = None
     parallel_tool_calls: bool | None = None
     text: ResponseText | None = None
     reasoning: ResponseReasoning | None = None

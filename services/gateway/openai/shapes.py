@@ -136,6 +136,11 @@ def read(model: type[F], fields: Mapping[str, Any]) -> F:
         raise _refusal(error, model.neutral) from None
 
 
+def _in_json(limit: str) -> str:
+    """Return what a value should be in JSON's words."""
+    return _PYDANTICS.sub("", limit).replace("dictionary", "object").replace("tuple", "list")
+
+
 def _refusal(error: ValidationError, neutral: Neutral) -> HeadwayError:
     """Turn pydantic's errors into one of ours: the deepest one, with all alternatives there."""
     errors = [(_path(one["loc"]), one) for one in error.errors(include_url=False)]
@@ -158,8 +163,8 @@ def _refusal(error: ValidationError, neutral: Neutral) -> HeadwayError:
         case _:
             text = repr(deepest["input"])
             text = text if len(text) <= 80 else f"{text[:77]}..."
-            limits = (one["msg"].partition(" should ")[2] for at, one in errors if at == path)
-            limit = _PYDANTICS.sub("", " or ".join(limits).replace("dictionary", "object"))
+            limits = [one["msg"].partition(" should ")[2] for at, one in errors if at == path]
+            limit = " or ".join(dict.fromkeys(_in_json(each) for each in limits))
             message = f"{param or 'the body'} is {text}; it must {limit or 'fit into 64 bits'}"
     return HeadwayError(Code.INVALID_ARGUMENT, message, param=param)
 

@@ -104,6 +104,21 @@ def test_fields_of_ours_are_read_as_in_a_chat() -> None:
     assert call.request_fields == {"cache_salt": "s"}
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"input": [None]}, "input[0] is None; it must be a valid object"),
+        ({"input": 5}, "input is 5; it must be a valid string or be a valid list"),
+        ({"tool_choice": 5}, "tool_choice is 5; it must be a valid string or be a valid object"),
+    ],
+)
+def test_a_refusal_names_a_field_of_the_body(wrong: Any, message: str) -> None:
+    with pytest.raises(HeadwayError) as refused:
+        parse_response({"model": "tiny", "input": "hi", **wrong})
+    assert refused.value.message == message
+    assert refused.value.param == message.partition(" ")[0]
+
+
 def test_a_calls_last_arguments_may_come_with_text() -> None:
     exchange = Sent()
     identity = CallIdentity("chatcmpl-1", "m", 0, "", chat=True)
