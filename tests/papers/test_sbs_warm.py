@@ -16,9 +16,12 @@ from headway.core.scheduler.events import SendToWorker
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.cost.costs import Costs
 from headway.messages import Dispatch
-from headway.policies.dispatch.protocol import UnitDebt
+from headway.policies.dispatch.protocol import UnitDebt, Waiting
+from headway.policies.dispatch.sbs_warm import WarmStaggeredBatch
+from headway.request import StreamKey
 from headway.service_class import ServiceClass, Standing
 from services.scheduler.explanations import decision_line
+from tests.fakes.routed import RoutedPrompt, unit
 from tests.fakes.scheduler_text import SchedulerHarness, make_info, make_request
 
 STEP = waypoint(1)
@@ -371,6 +374,45 @@ def test_everybody_is_dispatched_once_whatever_is_shared(
         for request in batch.requests
     ]
     assert sorted(sent) == sorted(f"r{number}" for number in range(1, len(kinds) + 1))
+
+
+def test_who_was_judged_is_not_judged_again_before_somebody_holds_something_else() -> None:
+    policy, asked, version = WarmStaggeredBatch(), list[StreamKey](), [1]
+
+    def matches(entry: Waiting) -> None:
+        asked.append(entry.key)
+
+    policy.matches, policy.matches_version = matches, lambda: version[0]
+    policy.join("a", Role.UNIFIED)
+    waiting = [RoutedPrompt(name) for name in range(3)]
+
+    def judged() -> int:
+        del asked[:]
+        policy.turns([unit("a")], len(waiting), now=1.0, waiting=waiting)
+        return len(set(asked[:-1]))  # the last is SBS's own look at who is next
+
+    assert judged() == 3
+    assert judged() == 0
+    waiting.append(RoutedPrompt(3))
+    assert judged() == 1
+    version[0] += 1
+    assert judged() == 4
+
+
+def test_who_holds_what_may_differ_once_somebody_was_sent_something_or_may_go_elsewhere() -> None:
+    scheduler = cluster("a")
+    ask(scheduler, 1, 7)
+    scheduler.wait(0.2)
+    version = scheduler.core._pools["m"]._dispatching.matches_version
+    seen = [version()]
+    ask(scheduler, 2, 8)
+    assert version() == seen[0]
+    scheduler.core.restrict(make_request(2).key, ["a"])
+    seen.append(version())
+    scheduler.accept("a")
+    scheduler.end_forward("a", after=0.1, finished=(1,))
+    seen.append(version())
+    assert len(set(seen)) == 3
 
 
 # --- who passes a long prompt -------------------------------------------------------------

@@ -387,6 +387,7 @@ class SchedulerCore:
 
     def restrict(self, key: StreamKey, worker_ids: Collection[str] | None) -> None:
         """Let a request that waits, or is about to, go to these workers alone; None: to any."""
+        self._state.num_restrictions += 1
         if worker_ids is None:
             self._state.restricted.pop(key, None)
         else:

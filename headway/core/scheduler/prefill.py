@@ -99,6 +99,7 @@ class PrefillPool:
         self._prefixes = Prefixes() if settings.prefix_hits else None
         if self._prefixes is not None:
             self._dispatching.matches = cast("FindMatches", self._matches)
+            self._dispatching.matches_version = self._matches_version
         self._dispatching.whose = cast("Callable[[Waiting], Hashable]", whose)
         self.tenants = UnitTenants(state, self.window)
         self.window.in_service = self.tenants.charged
@@ -168,6 +169,10 @@ class PrefillPool:
         if self._prefixes is None:
             return None
         return self._prefixes.matches(entry, self._state.restricted.get(entry.key))
+
+    def _matches_version(self) -> Hashable:
+        assert self._prefixes is not None, "who asks reads prefixes"
+        return self._prefixes.version, self._state.num_restrictions
 
     def held_tokens(self, request: Request, worker_ids: Sequence[str]) -> list[int]:
         """Return how many tokens of a prompt the first units of workers hold."""

@@ -8,7 +8,7 @@ decides what is computed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headway.blocks import BlockHash, num_waypoints, waypoint, waypoint_names
@@ -34,6 +34,8 @@ class _Tier:
         self._held: dict[int, dict[BlockHash, int]] = {}  # tokens by name, oldest use first
         self._rooms: dict[int, int] = {}  # tokens that still fit
         self.num_expected = self.num_reported = 0
+        self.num_changes = 0
+        """Times that a unit joined, came to hold a name, or no longer held one."""
 
     def figures(self, tier: str) -> TierFigures:
         """Return its size and its hits so far."""
@@ -42,6 +44,7 @@ class _Tier:
     def join(self, bit: int, num_tokens: int) -> None:
         """Add a unit that holds this many tokens at most."""
         self._held[bit], self._rooms[bit] = {}, num_tokens
+        self.num_changes += 1
 
     def leave(self, bit: int) -> None:
         """Forget a unit with all that it holds."""
@@ -64,6 +67,7 @@ class _Tier:
             size = waypoint(number) - waypoint(number - 1)
             self._rooms[bit] -= size
             self.holders[name] = self.holders.get(name, 0) | 1 << bit
+            self.num_changes += 1
         held[name] = size
 
     def _shrink(self, bit: int) -> None:
@@ -85,7 +89,9 @@ class _Tier:
         """Forget names that a unit no longer holds."""
         held, holders = self._held.get(bit, {}), self.holders
         for name in names:
-            self._rooms[bit] += held.pop(name, 0)
+            size = held.pop(name, 0)
+            self._rooms[bit] += size
+            self.num_changes += size > 0
             left = holders.get(name, 0) & ~(1 << bit)
             if left:
                 holders[name] = left
@@ -212,6 +218,11 @@ class Prefixes:
         self.num_bad_reports = 0
         """Reported hits and names that cannot be, and were dropped."""
         self._num_claims = self._num_failed = 0
+
+    @property
+    def version(self) -> Hashable:
+        """A value that differs once ``matches`` may return other units."""
+        return self._active, self._device.num_changes, self._host.num_changes
 
     @property
     def figures(self) -> PrefixFigures:

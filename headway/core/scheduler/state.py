@@ -61,6 +61,8 @@ class SchedulerState:
         self.limits = LimitsInForce(settings.limits)
         self.restricted: dict[StreamKey, Collection[str]] = {}
         """The workers that a live request may go to, where those are not all."""
+        self.num_restrictions = 0
+        """Times that one was set or lifted."""
         self._num_dispatches = 0
 
     def next_dispatch_id(self) -> int:

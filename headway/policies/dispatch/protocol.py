@@ -247,6 +247,8 @@ class Dispatching(ABC):
         self._latencies = SlidingMean(window, 0.0, most=MOST_SECONDS)
         self.matches: FindMatches = lambda entry: None
         """Set by its caller, if the policy reads prefixes and they are known."""
+        self.matches_version: Callable[[], Hashable] = object
+        """Returns what differs once ``matches`` may return other units; set by its caller."""
         self.whose: Callable[[Waiting], Hashable] = lambda entry: None
         """Returns whom a request counts for, its tenant and class; set by its caller."""
         self.held: Mapping[StreamKey, OwnUnit] = NOBODY

@@ -86,7 +86,9 @@ class WarmStaggeredBatch(StaggeredBatch):
         """When requests first could not go to their own unit, and W then."""
         self._recheck_at = inf
         self._barred: frozenset[str] = frozenset()
-        self._has_lone_alone = False
+        self._least_hit = 0.0
+        self._judged_by: Hashable = None
+        self._untelling: set[StreamKey] = set()
         super().__init__(params)
 
     # --- constants --------------------------------------------------------------------
@@ -102,12 +104,6 @@ class WarmStaggeredBatch(StaggeredBatch):
     def constants(self) -> Sequence[Constant]:
         """Return what SBS uses, and the seconds of a prompt token."""
         return (*super().constants(), self._per_token)
-
-    @property
-    def _least_hit(self) -> float:
-        """Tokens: a smaller hit is not worth the message that it would wait for."""
-        least = _LEAST_OF_LONE if self._has_lone_alone else _LEAST_HIT
-        return max(least, self.dispatch_latency / self._per_token.value)
 
     def leave(self, worker_id: str) -> None:
         """Remove an instance; who waits for it is anybody's."""
@@ -143,9 +139,10 @@ class WarmStaggeredBatch(StaggeredBatch):
         ready = {load.worker_id: load for load in loads if self._takes_own(load, now)}
         if not ready:  # as nobody can go, those held stay so
             return super().turns(loads, num_waiting, now=now, waiting=waiting)
-        self._has_lone_alone = all(load.is_lone for load in loads)
-        least = self._least_hit
-        if not any(entry.num_tokens >= least and self._telling(entry) for entry in waiting):
+        least = _LEAST_OF_LONE if all(load.is_lone for load in loads) else _LEAST_HIT
+        # A smaller hit is not worth the message that it would wait for.
+        self._least_hit = max(least, self.dispatch_latency / self._per_token.value)
+        if not self._is_one_telling(waiting):
             self.held = NOBODY
             return super().turns(loads, num_waiting, now=now, waiting=waiting)
         self._table.update(loads)
@@ -276,6 +273,19 @@ class WarmStaggeredBatch(StaggeredBatch):
             return uncached
         look.held[entry.key] = own
         return 0.0
+
+    def _is_one_telling(self, waiting: Iterable[Waiting]) -> bool:
+        """Return whether a beginning tells units apart; thousands that do not are judged once."""
+        judged_by = self.matches_version(), self._least_hit
+        if judged_by != self._judged_by:
+            self._judged_by, self._untelling = judged_by, set()
+        untelling = self._untelling
+        for entry in waiting:
+            if entry.key not in untelling:
+                if entry.num_tokens >= self._least_hit and self._telling(entry):
+                    return True
+                untelling.add(entry.key)
+        return False
 
     def _telling(self, entry: Waiting) -> Matches | None:
         """Return who holds its beginning, if that tells units apart."""

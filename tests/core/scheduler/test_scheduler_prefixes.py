@@ -210,6 +210,48 @@ def test_hits_are_of_prompts_that_were_sent_and_never_more(
         )
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["note", "note", "claim", "lost", "join", "rest", "forget"]),
+            st.integers(0, 2),
+            st.sampled_from("ab"),
+        ),
+        max_size=30,
+    )
+)
+def test_who_holds_a_prompt_differs_with_the_indexs_version_alone(
+    steps: list[tuple[str, int, str]],
+) -> None:
+    infos = {name: info_of(name, steps=5, host=7) for name in "ab"}
+    prefixes = index_of(infos["a"])
+    asked = [entry_of(n, (7, STEP), (n, 2 * STEP + 1)) for n in range(3)]
+
+    def seen() -> list[object]:
+        found = [prefixes.matches(entry) for entry in asked]
+        units = [unit(0, name) for name in "ab"]
+        return [
+            each and (each.longest, each.shortest, [each.hit(u) for u in units], each.holders(9))
+            for each in found
+        ]
+
+    for step, number, name in steps:
+        version, before = prefixes.version, seen()
+        if step == "note":
+            prefixes.note(asked[number], unit(0, name))
+        elif step == "claim":
+            tokens = asked[number].request
+            assert tokens is not None
+            prefixes.claim(infos[name], [claim(tokens.prompt_token_ids)])
+        elif step == "lost":
+            prefixes.lost(unit(0, name), None)
+        elif step == "join":
+            prefixes.join(infos[name])
+        else:
+            (prefixes.rest if step == "rest" else prefixes.forget)(name)
+        assert seen() == before or prefixes.version != version
+
+
 def test_a_prompt_goes_where_its_beginning_is() -> None:
     settings = replace(short_pass(), prefix_hits=True)
     assert dispatched_to(settings) == [0, 0]
