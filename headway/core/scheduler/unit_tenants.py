@@ -7,10 +7,11 @@ their blocks, and it need not wait until they are computed or have ended.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
-from math import ceil
+from itertools import accumulate
+from math import ceil, inf
 from typing import NamedTuple, Protocol
 
 from headway.cluster import UnitId, UnitLoad, WorkerInfo
@@ -18,6 +19,7 @@ from headway.core.scheduler.instance import Instance
 from headway.core.scheduler.places import OnUnit, Tracked
 from headway.core.scheduler.state import SchedulerState
 from headway.core.scheduler.windows import TenantWindows, cost_of, within
+from headway.core.token_counters import TokenCounters
 from headway.policies.dispatch import InstanceLoad
 from headway.policies.packing import Assigned, Room
 from headway.request import StreamKey
@@ -92,6 +94,28 @@ class _Queued:
         self.most = _FEW + 2 * len(self._entries)
 
 
+class _ServedSums:
+    """Amounts of tenants, of those served least first: for many who ask, sorted once."""
+
+    def __init__(self, amounts: Iterable[tuple[str, int]], counters: TokenCounters) -> None:
+        ordered = sorted((counters.of(name), amount) for name, amount in amounts)
+        self._counters = [counter for counter, _ in ordered]
+        self._sums = [0, *accumulate(amount for _, amount in ordered)]
+
+    def before(self, counter: float) -> int:
+        """Return what those have who were served no more."""
+        return self._sums[bisect_right(self._counters, counter)]
+
+    def left_of(self, total: int, counter: float) -> int:
+        """Return the rest of a total; 0 if nobody was served more."""
+        return 0 if self.above(counter) == inf else total - self.before(counter)
+
+    def above(self, counter: float) -> float:
+        """Return the least counter of those who were served more; infinite for none."""
+        place = bisect_right(self._counters, counter)
+        return self._counters[place] if place < len(self._counters) else inf
+
+
 class UnitTenants:
     """Requests of one model that were dispatched and are not known to be prefilled, by unit."""
 
@@ -143,7 +167,7 @@ class UnitTenants:
         return chunk_tokens - sum(
             debt.owed
             for name, debt in self._debts(unit).items()
-            if name == tenant or self._counters.of(name) <= counter
+            if self._counters.of(name) <= counter
         )
 
     # --- blocks -------------------------------------------------------------------------
@@ -154,10 +178,8 @@ class UnitTenants:
         The worker takes blocks from these for the tenant. 0 if there are none.
         """
         claims, counter = instance.claims(unit), self._counters.of(tenant)
-        others = [name for name in claims if name == tenant or self._counters.of(name) <= counter]
-        if len(others) == len(claims):
-            return 0
-        return instance.info.num_blocks - sum(claims[name] for name in others)
+        others = [claim for name, claim in claims.items() if self._counters.of(name) <= counter]
+        return instance.info.num_blocks - sum(others) if len(others) < len(claims) else 0
 
     def num_even(self, tenant: str, instance: Instance, unit: int) -> int:
         """Return the blocks that a tenant lacks to its part, if all on a unit had the same.
@@ -206,11 +228,17 @@ class UnitTenants:
             if not entry.yields:
                 by_tenant.setdefault(entry.tenant, []).append(entry)
         assigned: list[Assigned[Tracked]] = []
-        chunk = instance.info.chunk_tokens
+        info, served = instance.info, self._counters
+        debts: list[_ServedSums] = []
+        claims: list[_ServedSums] = []
+        if capped and by_tenant:
+            of_units = [self._debts(room.unit).items() for room in rooms]
+            debts = [_ServedSums([(n, d.owed) for n, d in each], served) for each in of_units]
         for tenant, those in by_tenant.items():
-            owed = [0] * len(rooms)
+            counter, owed = served.of(tenant), [0] * len(rooms)
             if capped:
-                owed = [max(0, self.room(tenant, r.unit, chunk) - r.capacity) for r in rooms]
+                free = (info.chunk_tokens - each.before(counter) for each in debts)
+                owed = [max(0, n - r.capacity) for n, r in zip(free, rooms, strict=True)]
             for room, num_tokens in zip(rooms, owed, strict=True):
                 if those and num_tokens:
                     fitting = within(those, room.capacity + num_tokens)
@@ -219,29 +247,20 @@ class UnitTenants:
                     taken = {each.request.key for each in found}
                     those = [entry for entry in those if entry.key not in taken]
             needy = [e for e in those if not any(room.fits(e.num_tokens) for room in rooms)]
-            needy = list(self._in_lead(tenant, needy, instance))
+            if needy:
+                if not claims:
+                    by_unit = map(instance.claims, range(info.num_units))
+                    claims = [_ServedSums(each.items(), served) for each in by_unit]
+                needy = list(_in_lead(counter, needy, claims))
             if capped and needy:
                 capacity = sum(max(0, r.capacity + n) for r, n in zip(rooms, owed, strict=True))
                 needy = within(needy, capacity)
             if needy:
-                blocks = (self.num_blocks(tenant, instance, room.unit.unit) for room in rooms)
-                more = [max(0, n - r.num_free_blocks) for n, r in zip(blocks, rooms, strict=True)]
+                all_claims = (claims[room.unit.unit] for room in rooms)
+                left = (each.left_of(info.num_blocks, counter) for each in all_claims)
+                more = [max(0, n - r.num_free_blocks) for n, r in zip(left, rooms, strict=True)]
                 assigned += _pack_wider(pack, needy, rooms, owed, more)
         return assigned
-
-    def _in_lead(
-        self, tenant: str, entries: Iterable[Tracked], instance: Instance
-    ) -> Iterator[Tracked]:
-        """Yield requests until their tenant is served as much as another that has some here."""
-        counter = self._counters.of(tenant)
-        claims = chain.from_iterable(map(instance.claims, range(instance.info.num_units)))
-        ahead = (self._counters.of(name) for name in claims)
-        left = min((each for each in ahead if each > counter), default=counter) - counter
-        for entry in entries:
-            if left <= 0:
-                return
-            yield entry
-            left -= cost_of(entry) / entry.share
 
     def _debts(self, unit: UnitId) -> Mapping[str, _Debt]:
         found = self._units.get(unit)
@@ -250,6 +269,19 @@ class UnitTenants:
         if found.has_report:
             found.sweep(unit, self._state.tracked)
         return found.debts
+
+
+def _in_lead(
+    counter: float, entries: Iterable[Tracked], claims: Iterable[_ServedSums]
+) -> Iterator[Tracked]:
+    """Yield requests until their tenant is served as much as another that has some here."""
+    ahead = min(each.above(counter) for each in claims)
+    left = ahead - counter if ahead < inf else 0.0
+    for entry in entries:
+        if left <= 0:
+            return
+        yield entry
+        left -= cost_of(entry) / entry.share
 
 
 def _pack_wider(
