@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from headway.engine import Drawn
 from headway.errors import Code, HeadwayError
 from headway.request import (
+    MAX_BIAS,
     BadWord,
     FinishReason,
     Request,
@@ -42,6 +43,8 @@ def completion_body(
 ) -> dict[str, Any]:
     """Return the body that continues a request after its output so far.
 
+    Its ``max_tokens`` are fewer than are left where the endpoint, which looks for bad words in what
+    it draws itself, has to be told in between which token would end one that the output begins.
     HeadwayError (INVALID_ARGUMENT) for what no endpoint could be told.
     """
     sampling, done = request.sampling, len(output)
@@ -70,6 +73,8 @@ def completion_body(
     if endpoint.takes_priority:
         body["priority"] = priority
     body |= _logprobs_of(endpoint, sampling) | _constraints_of(endpoint, sampling, done)
+    if output and sampling.constraints is not None:
+        _go_on_with_words(body, sampling.constraints.bad_words, output)
     return body | _salt_of(endpoint, request)
 
 
@@ -156,6 +161,24 @@ def _words_of(endpoint: KnownEndpoint, bad_words: Sequence[BadWord]) -> list[str
     if not all(words) or any("\ufffd" in word for word in words):
         raise _not_kept("bad words that are spaces, or no text", "bad_words")
     return words
+
+
+def _go_on_with_words(
+    body: dict[str, Any], bad_words: Sequence[BadWord], output: Sequence[int]
+) -> None:
+    """Forbid the next token alone what would end a word; else stop before one could end."""
+    lacking = [
+        word.token_ids[done:]
+        for word in bad_words
+        for done in range(1, len(word.token_ids))
+        if tuple(output[-done:]) == word.token_ids[:done]
+    ]
+    if lacking:
+        least = min(map(len, lacking))
+        body["max_tokens"] = min(body["max_tokens"], max(1, least - 1))
+    if lacking and least == 1:
+        ends = {str(tokens[0]): -MAX_BIAS for tokens in lacking if len(tokens) == 1}
+        body["logit_bias"] = body.get("logit_bias", {}) | ends
 
 
 @cache

@@ -278,6 +278,8 @@ class OpenAIEngine:
                 broken = await self._at_an_endpoint(request, body, output, last_at)
                 if broken is None:
                     return
+                if len(output) - num_before == body["max_tokens"]:
+                    continue  # it was asked for no more at once
                 last_at = broken.address
                 now = _now()
                 stuck_since = now if len(output) > num_before else min(stuck_since, now)
@@ -343,6 +345,7 @@ class OpenAIEngine:
     ) -> _Break | None:
         """Read one stream to its end; return None, or why it broke before the request's end."""
         status, url = 0, f"{root_of(address)}/v1/completions"
+        end = len(output) + body["max_tokens"]
         try:
             async with self._followed(request, body):
                 scores = None if output else await self._scores(request, url, asked)
@@ -351,7 +354,7 @@ class OpenAIEngine:
                     async for line in self._lines(reply):
                         if not line.startswith(b"data: {"):
                             continue
-                        if self._take(request, json.loads(line[6:]), output, scores):
+                        if self._take(request, json.loads(line[6:]), output, end, scores):
                             return None
         except _NoAnswerError as none:
             return none.broken
@@ -435,9 +438,13 @@ class OpenAIEngine:
         request: Request,
         event: Mapping[str, Any],
         output: list[int],
+        end: int,
         scores: tuple[TokenLogprobs, ...] | None,
     ) -> bool:
-        """Take one event of a stream; return whether the request has ended with it."""
+        """Take one event of a stream; return whether the request has ended with it.
+
+        ``end``: the length of the output with what was asked for.
+        """
         if "error" in event:
             error, text = event["error"], str(event["error"])[:_LONGEST_ERROR]
             status = error.get("code") if isinstance(error, dict) else None
@@ -447,7 +454,7 @@ class OpenAIEngine:
                 self._fail(request.key, "the endpoint failed while it computed this request", text)
             return True
         for choice in event.get("choices", ()):
-            most = request.sampling.max_tokens - len(output)
+            most = end - len(output)
             drawn = read_drawn(choice, request.key, most, self._endpoint.vocab_size)
             if drawn is not None:
                 if scores is not None and drawn.token_ids and not output:
@@ -456,6 +463,9 @@ class OpenAIEngine:
                 if drawn.token_ids:
                     self._heard = _now()
                     self._pace.drew(self._streams[request.key], len(drawn.token_ids))
+                if len(output) == end < request.sampling.max_tokens:
+                    is_over = drawn.finish_reason not in (None, FinishReason.LENGTH)
+                    drawn = drawn if is_over else drawn._replace(finish_reason=None)
                 self._say(drawn)
                 if drawn.finish_reason is not None:
                     return True

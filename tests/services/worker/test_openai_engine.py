@@ -412,6 +412,35 @@ async def test_what_bounds_the_draws_is_passed_on(
     assert {name: body[name] for name in sent} == sent
 
 
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [  # of tokens 0 to 7: how many streams were asked for once 3 had come, and what was forbidden
+        ([(2, 3)], [(1, 3), (4, None)]),
+        ([(2, 9), (0, 1, 2, 8)], [(1, 8, 9), (4, None)]),
+        ([(1, 2, 3, 4, 5)], [(2, None), (1, 5), (2, None)]),
+        ([(0, 1), (3, 4), (2, 9, 9, 9, 9, 9, 9)], [(5, None)]),
+        ([(3, 4)], [(5, None)]),
+    ],
+)
+async def test_a_bad_word_that_a_broken_stream_has_begun_is_not_ended(
+    endpoint: OpenAIEndpoint, words: list[tuple[int, ...]], asked: list[tuple[int | None, ...]]
+) -> None:
+    request = make_request("", max_tokens=8)
+    output = expected_output(request.prompt_token_ids, 8)
+    ids = [*output, 5, 6]  # 8 and 9 are drawn by nobody
+    bad = tuple(BadWord(tuple(ids[place] for place in word)) for word in words)
+    endpoint.breaks_after = [3]
+    constraints = Constraints(bad_words=bad, biased_token_ids=(7,), biases=(1.0,))
+    changed = replace(request.sampling, constraints=constraints)
+    found, drawn = await answered(endpoint, replace(request, sampling=changed))
+    first, *others = endpoint.bodies
+    assert (first["max_tokens"], first["logit_bias"]) == (8, {"7": 1.0})
+    for body, (most, *ends) in zip(others, asked, strict=True):
+        forbidden = {str(ids[place]): -100.0 for place in ends if place is not None}
+        assert (body["max_tokens"], body["logit_bias"]) == (most, {"7": 1.0} | forbidden)
+    assert (found.tokens, drawn.finish_reason) == (output, FinishReason.LENGTH)
+
+
 async def test_an_output_with_a_form_is_not_resumed_in_its_middle(endpoint: OpenAIEndpoint) -> None:
     endpoint.breaks_after = [3]
     constraints = Constraints(grammar='start: "a"')
