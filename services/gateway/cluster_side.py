@@ -133,8 +133,8 @@ class ClusterSide:
         self.outputs.fail(request_id, error)
 
     def _hand_over(self, request: Request) -> None:
-        reason = self._why_again(request.request_id) if request.attempt else ""
-        if reason:
+        reason = self._why_again(request.request_id) if request.attempt else None
+        if reason is not None:
             self._log.info(
                 "request_resubmitted",
                 request_id=request.request_id,
@@ -145,13 +145,16 @@ class ClusterSide:
         self.link.send(request)
         failpoint("gateway.request.handed")
 
-    def _why_again(self, request_id: str) -> str:
-        """Return why its last attempt was lost; "" where a new leader is told of it anew."""
+    def _why_again(self, request_id: str) -> str | None:
+        """Return why its last attempt was lost, "" where no life says; None: it was not.
+
+        Then a new leader is told of it anew.
+        """
         life = self.core.lives.find(request_id, self._now())
         moments = () if life is None else life.moments[:-1]  # the last: it is sent now
         for moment in reversed(moments):
             if moment.kind in (MomentKind.LOST, MomentKind.SENT):
-                return moment.cause
+                return moment.cause if moment.kind is MomentKind.LOST else None
         return ""
 
     async def _find_digest(self, worker_id: str) -> str:

@@ -67,6 +67,15 @@ async def test_whatever_breaks_in_mid_answer_the_client_reads_it_whole(
         assert len(said) >= 5
 
 
+async def test_a_lost_attempt_is_in_the_log_without_lives_too(
+    tmp_path: Path, store_url: str
+) -> None:
+    async with cluster(tmp_path, store_url, delay=0.01, num_lives=0) as running:
+        with capture_logs() as logs:
+            assert await text_after(running, "lost") == SAID
+    assert [e["attempt"] for e in logs if e["event"] == "request_resubmitted"] == [1]
+
+
 async def test_a_client_that_leaves_stops_the_worker(tmp_path: Path, store_url: str) -> None:
     async with cluster(tmp_path, store_url, delay=0.01) as running:
         chunks = await running.openai().completions.create(
