@@ -257,7 +257,10 @@ class WorkerCore(WorkerBase):
             in_pass: list[Share] = []
             for unit in self._state.units:
                 unit.host.settle()
-                in_pass += self._planner.plan(unit, now=now)
+                shares = self._planner.plan(unit, now=now)
+                if not shares and unit.forget_wanted():
+                    shares = self._planner.plan(unit, now=now)
+                in_pass += shares
             self._state.note_plan()
             if in_pass:
                 until = min(self._reports.due_at, self._planner.due_at)

@@ -397,6 +397,16 @@ class WorkerUnit:
         if not self.tenants.keys() <= {sequence.tenant}:
             self.wanted[sequence.key] = Unplaced(sequence)
 
+    def forget_wanted(self) -> bool:
+        """Forget who found no room, if all is free for it and others wait: True if anybody is.
+
+        A leader may wait for those who wait here, and no pass would end the waiting of either.
+        """
+        if not self.wanted or self.pool.num_free < self.pool.num_blocks:
+            return False
+        self.wanted.clear()
+        return bool(self.sequences)
+
     def keep(self, crowd: Collection[str]) -> None:
         """Keep some blocks free from tenants that are ahead: others' KV comes between two plans."""
         self.crowd = crowd if self._takes_kv else ()
