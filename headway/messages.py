@@ -404,7 +404,8 @@ class LoadReport:
 class HandoffResult:
     """The result of a handoff; not ``retriable`` if the source no longer holds the request.
 
-    ``fencing_token`` is that of the newest order for this move, 0 if its source has forgotten it.
+    ``fencing_token`` is that of the newest order for this move; of one that has succeeded, that by
+    which it began. 0 if its source has forgotten it.
     """
 
     key: StreamKey

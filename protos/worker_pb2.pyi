@@ -905,7 +905,7 @@ class HandoffResult(_message.Message):
     """false: the source no longer holds the request"""
     message: _builtins.str
     fencing_token: _builtins.int
-    """of the newest order for this move"""
+    """of the newest order for this move; if ok, of its first"""
     def __init__(
         self,
         *,

@@ -408,7 +408,7 @@ CORES = (
     Mutation(
         "an older leader's failed move fails this leader's",
         f"{_SCHEDULER}decode.py",
-        "elif not result.ok and entry.target == target and is_older:",
+        "elif not result.ok and entry.target == target and is_older and not is_resumed:",
         "elif False:",
         (_TAKEOVER_TESTS, _DECODE_TESTS),
     ),

@@ -198,9 +198,11 @@ class ShellCluster:
                 missing += [name] * (process.is_awaited or process.is_given_up)
         return missing
 
-    def _pools(self) -> Counter[str]:
-        """Return the workers that are to serve, by role."""
+    def _pools(self, *, have_served: bool = False) -> Counter[str]:
+        """Return the workers that are to serve, by role; ``have_served``: those that have begun."""
         processes = [p for p in self.supervisor.processes if p not in self.scaler.draining]
+        if have_served:
+            processes = [p for p in processes if not (p.is_awaited or p.is_given_up)]
         return Counter(p.spec.role for p in processes if p.spec.role)
 
     def start_worker(self, role: Role, host: VirtualHost | None = None) -> None:
@@ -233,8 +235,15 @@ class ShellCluster:
             self.order(self._scale(process.spec.role, -1))
 
     def _keeps_serving(self, source: str, target: Role | None) -> bool:
-        """Return whether both stages are served if a worker of a role changes, or goes."""
-        rest = self._pools() - Counter([source]) + Counter([target.value] if target else [])
+        """Return whether both stages are served if a worker of a role changes, or goes.
+
+        One that has not served yet may be given up.
+        """
+        rest = (
+            self._pools(have_served=True)
+            - Counter([source])
+            + Counter([target.value] if target else [])
+        )
         roles = [Role(role) for role in rest]
         return any(r.prefills for r in roles) and any(r.decodes for r in roles)
 

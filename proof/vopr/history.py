@@ -24,7 +24,10 @@ from proof.vopr.world import BrokenPromise, ShellWorld
 from services.gateway.past_form import KEPT
 
 CALM = 12.0
-"""Seconds after the last fault in which every request ends, and every worker serves again."""
+"""Seconds after the last fault in which every worker serves again, and every request ends.
+
+Those that fill a worker alone may end one after the other.
+"""
 REST = 9.0
 """Seconds after the last request in which every core forgets all requests."""
 STEP = 0.5
@@ -106,7 +109,8 @@ async def _live(cluster: ShellCluster) -> None:
     cluster.begin()
     plan(cluster)
     await _until(world, scenario.heals_at)
-    await _until_idle(world, scenario.heals_at + CALM, "work goes on once the faults are over")
+    patience = max(CALM, scenario.seconds_in_turn)
+    await _until_idle(world, scenario.heals_at + patience, "work goes on once the faults are over")
     await _until_settled(cluster)
     rng = Random(scenario.seed)
     for number in range(len(cluster.workers) + 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
+from math import ceil
 from typing import Any, get_type_hints
 
 from headway.errors import invalid
@@ -30,6 +31,10 @@ class WorkerShape:
     predict_every: int = 0
     kv_seconds: float = 0.0
     """Seconds that a transfer of KV takes beyond its messages' delay."""
+
+    def pass_time(self, num_tokens: int) -> float:
+        """Return the seconds of a pass over so many tokens."""
+        return self.pass_seconds * (1.0 + num_tokens / 32)
 
 
 class FaultKind(Enum):
@@ -125,6 +130,14 @@ class SeedScenario:
     def tenants(self) -> tuple[str, ...]:
         """Tenants that share the cluster; none where gateways have no keys."""
         return tuple(sorted({each.tenant for each in self.requests if each.tenant}))
+
+    @property
+    def seconds_in_turn(self) -> float:
+        """How long an undisturbed worker takes for all requests, one after the other."""
+        shape = self.shape
+        prompts = sum(ceil(each.num_prompt / shape.chunk_tokens) for each in self.requests)
+        outputs = sum(each.max_tokens for each in self.requests)
+        return prompts * shape.pass_time(shape.chunk_tokens) + outputs * shape.pass_time(1)
 
     def text(self, title: Iterable[str] = ()) -> str:
         """Return it as a text, one request or fault a line."""

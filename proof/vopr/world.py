@@ -99,8 +99,7 @@ class VirtualMachine(Machine):
     def pass_seconds(self, forward_pass: ForwardPass) -> float:
         """Return how long a pass takes."""
         num_tokens = sum(len(item.token_ids) for item in forward_pass.items)
-        shape = self._world.scenario.shape
-        return shape.pass_seconds * (1.0 + num_tokens / 32) * self.engine_drag
+        return self._world.scenario.shape.pass_time(num_tokens) * self.engine_drag
 
 
 class ShellWorld:

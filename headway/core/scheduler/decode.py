@@ -310,13 +310,13 @@ class DecodePlacer:
         is_resumed = resumed is not None and resumed[:2] == (entry, target)
         if entry is not None and entry.at is not None and is_resumed:
             self._books.order(entry, target)  # it ended before it was ordered again
-        is_older = result.fencing_token not in (0, self._state.fencing_token) and not is_resumed
+        is_older = result.fencing_token not in (0, self._state.fencing_token)
         if entry is None or not _is_from(entry, source, result):
             self._end_stray(source, result)
-        elif not result.ok and entry.target == target and is_older:
+        elif not result.ok and entry.target == target and is_older and not is_resumed:
             return  # the result of this leader's own order comes
         elif result.ok:
-            self._moved(source, entry, target)
+            self._moved(entry, target, began_earlier=is_older)
         elif entry.target == target:
             self._failed(source, entry, target, result, now)
         elif entry.target is not None and entry.target.worker_id in self._instances:
@@ -336,9 +336,15 @@ class DecodePlacer:
         if is_over and result.target_worker_id in self._instances:
             self._state.tell_worker(result.target_worker_id, CancelStream(result.key))
 
-    def _moved(self, source: Instance, entry: Tracked, target: UnitId) -> None:
+    def _moved(self, entry: Tracked, target: UnitId, *, began_earlier: bool) -> None:
+        """Book its arrival; ``began_earlier``: the target has taken it under an earlier leader.
+
+        Then the target has reported it to this leader, or it had ended there before.
+        """
         instance = self._instances.get(target.worker_id)
         is_ours = entry.target == target and target.worker_id not in entry.distrusted
+        if began_earlier and target.worker_id not in entry.reporters:
+            is_ours = False
         if instance is None or not is_ours:
             # It arrived under another leader, and may have ended since.
             if instance is not None:

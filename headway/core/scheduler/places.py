@@ -76,6 +76,8 @@ class Tracked:
     distrusted: set[str] = field(default_factory=set)
     """Workers that stopped a copy, or whose stream broke while one was moving there. A report of
     its arrival may be of a copy that is gone."""
+    reporters: set[str] = field(default_factory=set)
+    """Workers that have reported it to this leader."""
     moved_at: float = -inf
     is_answering: bool = False  # its reasoning has ended
     predicted_total: float = 0.0  # tokens at its end, as its prefill worker predicted

@@ -257,6 +257,7 @@ class WorkerReports:
         entry = self._state.tracked.get(held.key) or self._adopt(instance, held, now)
         if entry is None:
             return
+        entry.reporters.add(worker_id)
         if entry.worker_id != worker_id:
             self._apply(reconcile(entry.place, held, worker_id), instance, entry, held)
         if entry.worker_id != worker_id or isinstance(entry.place, Moving):

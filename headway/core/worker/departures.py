@@ -140,7 +140,8 @@ def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
     fencing_token = 0
     if sequence is not None:
         if sequence.departure is not None:
-            fencing_token = sequence.departure.handoff.fencing_token
+            departure = sequence.departure
+            fencing_token = departure.began_under if event.ok else departure.handoff.fencing_token
         if event.ok:
             state.rates.sent(event.num_bytes, event.seconds)
             state.costs.sent()
@@ -181,6 +182,8 @@ def _transfer(
     sequence: Sequence, departure: Departure, num_computed_tokens: int, *, more: bool = False
 ) -> StartTransfer:
     """Return the order for the sender; tokens before ``num_sent`` have been sent already."""
+    if not departure.num_sent:
+        departure.began_under = departure.handoff.fencing_token
     return StartTransfer(
         request=replace(
             sequence.request,

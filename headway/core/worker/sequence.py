@@ -49,6 +49,8 @@ class Departure:
     """Blocks of the current round; the sender holds references of its own."""
     is_stopping: bool = False
     """True if the sender has been told to abort."""
+    began_under: int = 0
+    """Fencing token by which its KV was offered to the target."""
 
     def repeat(self, order: Handoff) -> None:
         """Take a newer leader's order for the same move; another target is ignored."""

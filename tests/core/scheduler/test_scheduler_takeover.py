@@ -341,7 +341,7 @@ def test_a_move_that_ends_before_all_are_heard_is_not_computed_again() -> None:
     leader = moving_leader()
     successor = Successive(leader, "c", "d", "p")
     successor.connect(make_info("p"), held(1, waiting=True))
-    successor.connect(make_info("d", Role.DECODE))
+    successor.connect(make_info("d", Role.DECODE), held(1, decoding=True))
     successor.log += leader.log  # the order that it answers
     successor.handed_off("p")
     assert successor.placed()[-1] == (1, "d")
@@ -358,6 +358,30 @@ def test_a_failed_move_of_an_older_leader_is_begun_anew_by_the_newer_order() -> 
     successor.post(WorkerReported("p", older))
     assert len(successor.orders("p", Handoff)) == 1
     successor.handed_off("p")
+    assert successor.placed()[-1] == (1, "d")
+    assert successor.lost() == []
+
+
+def test_what_a_target_took_under_an_older_leader_and_does_not_report_has_ended_there() -> None:
+    successor = Successive(moving_leader(), "c", "d", "p")
+    successor.connect(make_info("c", Role.DECODE))
+    successor.connect(make_info("p"), held(1, waiting=True))
+    successor.connect(make_info("d", Role.DECODE))
+    (order,) = successor.orders("p", Handoff)
+    older = HandoffResult(order.key, "d", order.target_unit, ok=True, fencing_token=1)
+    successor.post(WorkerReported("p", older))
+    assert successor.core.status().num_tracked == 0
+    assert successor.lost() == [1], "a gateway that has all its tokens ignores that"
+
+
+def test_what_a_target_took_under_an_older_leader_and_reports_runs_there() -> None:
+    successor = Successive(moving_leader(), "c", "d", "p")
+    successor.connect(make_info("c", Role.DECODE))
+    successor.connect(make_info("p"), held(1, waiting=True))
+    successor.connect(make_info("d", Role.DECODE), held(1, decoding=True))
+    order = successor.orders("p", Handoff)[-1]
+    older = HandoffResult(order.key, "d", order.target_unit, ok=True, fencing_token=1)
+    successor.post(WorkerReported("p", older))
     assert successor.placed()[-1] == (1, "d")
     assert successor.lost() == []
 

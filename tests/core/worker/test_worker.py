@@ -304,7 +304,10 @@ def test_a_failed_transfer_leaves_the_request_with_the_source() -> None:
     assert target.ends == {1: ["length"]}
 
 
-def test_a_result_names_the_newest_order_for_its_move() -> None:
+@pytest.mark.parametrize(("ok", "fencing_token"), [(False, 5), (True, 1)])
+def test_a_failure_names_its_moves_newest_order_and_a_success_the_one_that_began_it(
+    ok: bool, fencing_token: int
+) -> None:
     source = make_worker(Role.PREFILL)
     request = make_request(1)
     source.post(dispatch(request))
@@ -312,10 +315,9 @@ def test_a_result_names_the_newest_order_for_its_move() -> None:
     source.post(Handoff(request.key, "t", "t:1", 0, 1))
     source.post(Handoff(request.key, "t", "t:1", 0, 5))
     source.post(Handoff(request.key, "another", "a:1", 0, 6))  # ignored: it is leaving already
-    source.post(TransferEnded(request.key, "t", 0, False, "the leader that ordered it has gone"))
-    result = source.log[-1]
-    assert isinstance(result, HandoffResult)
-    assert (result.target_worker_id, result.fencing_token) == ("t", 5)
+    actions = source.post(TransferEnded(request.key, "t", 0, ok, "its leader has gone"))
+    (result,) = [each for each in actions if isinstance(each, HandoffResult)]
+    assert (result.target_worker_id, result.fencing_token) == ("t", fencing_token)
 
 
 def test_an_offer_without_room_is_refused_with_the_count_of_blocks() -> None:
