@@ -274,11 +274,13 @@ class WarmStaggeredBatch(StaggeredBatch):
         look.held[entry.key] = own
         return 0.0
 
-    def _is_one_telling(self, waiting: Iterable[Waiting]) -> bool:
+    def _is_one_telling(self, waiting: Collection[Waiting]) -> bool:
         """Return whether a beginning tells units apart; thousands that do not are judged once."""
         judged_by = self.matches_version(), self._least_hit
         if judged_by != self._judged_by:
             self._judged_by, self._untelling = judged_by, set()
+        if len(self._untelling) > 2 * len(waiting) + 64:
+            self._untelling &= {entry.key for entry in waiting}
         untelling = self._untelling
         for entry in waiting:
             if entry.key not in untelling:
