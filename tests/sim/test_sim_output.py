@@ -157,7 +157,6 @@ def test_provisioned_gpus_are_drawn_over_those_needed(tmp_path: Path) -> None:
 
 def test_a_study_keeps_what_was_provisioned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bursts, "SECONDS", 12.0)
-    monkeypatch.setattr(tokenscale, "DRAIN", 0.0)
     found = tokenscale.provisioned(1, 1)
     assert list(found) == [tokenscale.PAPER, *tokenscale.BASELINES]
     for points in found.values():
