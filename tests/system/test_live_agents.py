@@ -17,8 +17,9 @@ def test_sessions_run_side_by_side_and_the_leader_may_die(tmp_path: Path) -> Non
     flags = ("--compare", "headway,hashed", "--unified", "2", "--log-dir", str(tmp_path / "logs"))
     sizes = ("--sessions", "3", "--turns", "4", "--output-tokens", "20", "--pause", "0.5")
     assert main(["bench", "agents", *flags, *sizes, "--kill-leader", "1", "--json", str(file)]) == 0
-    systems = json.loads(file.read_text(encoding="utf-8"))["systems"]
-    (whole,), (hashed,) = systems["headway"], systems["hashed"]
+    runs = json.loads(file.read_text(encoding="utf-8"))["runs"]
+    assert [run["system"] for run in runs] == ["headway", "hashed"]
+    whole, hashed = runs
     for run in (whole, hashed):
         assert (run["figures"]["num_turns"], run["figures"]["num_failed"]) == (12, 0)
     assert hashed["figures"]["cached"] > 0.5
