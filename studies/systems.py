@@ -14,7 +14,7 @@ CHATS_FIRST, DEADLINE = "chats-first", "slo-deadline"
 ORDERS = (CHATS_FIRST, DEADLINE)
 """Orders that take an afternoon, on the plain deployment."""
 RECENT = ("qoserve", "jitserve", "split", "lmetric")
-"""Of 2026: orders on the plain deployment, and a router for it."""
+"""Orders of 2026 on the plain deployment, and a router for it."""
 SINGLES = ("sbs", "uniboost", "star", "pascal", "tokenscale")
 """Each paper alone."""
 RIVALS = (PLAIN, *ORDERS, *RECENT, *SINGLES)

@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one run measured: figures by name, its requests, and what else the file holds."""
+    """The measurement of one run: figures by name, its requests, and what else the file holds."""
 
     figures: Mapping[str, float]
     requests: Sequence[ReplayedRequest] = ()
@@ -46,7 +46,7 @@ class LiveComparison:
     regimes: Sequence[str] = ("",)
     figures: Sequence[Figure] = FIGURES
     optional: Collection[str] = ()
-    """Of systems that stay up, those that are left out, with the reason, where they fail."""
+    """Systems that may be left out, with the reason, where they stay up and fail."""
     stay_up = False
     """True where all systems serve at once, each offered a seed's load in its turn."""
     stopping: asyncio.Event | None = None

@@ -67,8 +67,8 @@ FIGURES = (
 
 def spread(name: str, values: Iterable[float]) -> dict[str, float]:
     """Return ``NAME_mean``, ``_p50``, ``_p90`` and ``_p99`` of the values; none for no value."""
-    found = Spread.of(values)
-    return {} if found is None else {f"{name}_{each}": x for each, x in asdict(found).items()}
+    of_all = Spread.of(values)
+    return {} if of_all is None else {f"{name}_{each}": x for each, x in asdict(of_all).items()}
 
 
 class Judgement(StrEnum):

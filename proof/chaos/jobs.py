@@ -24,7 +24,7 @@ _QUESTIONS = (
 _KINDS = ("chat", "chat-seeded", "completion", "completion-seeded", "choices", "whole")
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 _DRAWS = ("seed", "top_p", "repetition_penalty", "presence_penalty")
-"""What makes a request anything but greedy."""
+"""Fields that make a request anything but greedy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class Report:
 
     seed: int
     cluster: str = ""
-    """What was tried, in words."""
+    """The preset, engines and proof of identity that were tried, in words."""
     seconds: float = 0.0
     faults: list[Injected] = field(default_factory=list)
     num_asked: int = 0

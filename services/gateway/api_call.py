@@ -72,7 +72,7 @@ class ResponseHistory(NamedTuple):
     items: tuple[bytes, ...] = ()
     """In JSON, each by itself: as objects they may take twenty times as much memory."""
     num_bytes: int = 0
-    """What they take in memory, about."""
+    """Memory that they take, about."""
     session_id: str = ""
 
 

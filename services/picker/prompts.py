@@ -26,7 +26,7 @@ FAIRNESS = "x-gateway-inference-fairness-id"
 """Headers: a class by its name (the second is that of InferenceObjective), and a tenant."""
 _MOST_NAME = 256
 _MOST_TOKENS, _MOST_CHARS = 2**20, 2**22
-"""Of a prompt's beginning, which is read; no context is longer."""
+"""The part of a prompt's beginning that is read; no context is longer."""
 
 
 class Prompts:

@@ -30,10 +30,10 @@ def essential(
 
 async def end_tasks(*tasks: asyncio.Task[Any] | None) -> None:
     """Cancel tasks, and return when they have ended; None for one that has not begun."""
-    begun = [task for task in tasks if task is not None]
-    for task in begun:
+    given = [task for task in tasks if task is not None]
+    for task in given:
         task.cancel()
-    await asyncio.gather(*begun, return_exceptions=True)
+    await asyncio.gather(*given, return_exceptions=True)
 
 
 def _ended(may_return: bool, task: asyncio.Task[Any]) -> None:

@@ -51,8 +51,8 @@ class RateReport:
         cls, gateway_id: str, rates: Rates, window: float, observed_at: float, model: str = ""
     ) -> RateReport:
         """Return the report of a gateway's rates."""
-        told = {field.name: getattr(rates, field.name) for field in fields(Rates)}
-        return cls(gateway_id, **told, observed_at=observed_at, window=window, model=model)
+        measured = {field.name: getattr(rates, field.name) for field in fields(Rates)}
+        return cls(gateway_id, **measured, observed_at=observed_at, window=window, model=model)
 
     def __post_init__(self) -> None:
         if not 0 < len(self.gateway_id) <= 256:

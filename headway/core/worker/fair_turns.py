@@ -52,9 +52,9 @@ class FairTurns:
         self._served: dict[str, float] = {}
         """Weighted tokens over its share, by tenant; a newcomer has its credit less."""
         self._fresh: dict[str, float] = {}
-        """What newcomers have left of their credit, in weighted tokens over their shares."""
+        """Credit that newcomers have left, in weighted tokens over their shares."""
         self._parts: dict[str, float] = {}
-        """What the pass takes of newcomers' credit."""
+        """Credit that the pass takes of newcomers."""
         self._floods: Collection[str] = ()
         """Tenants that ask for more than a newcomer's credit, where they decode, too."""
         self._seen: dict[str, int] = {}

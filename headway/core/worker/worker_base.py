@@ -1,4 +1,4 @@
-"""What both kinds of worker cores have: views for the shell, and the dispatches that they know."""
+"""The base of both kinds of worker cores: views for the shell, and the dispatches they know."""
 
 from __future__ import annotations
 

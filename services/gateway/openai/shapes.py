@@ -26,7 +26,7 @@ MAX_CHOICES = 128  # inputs × n
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_FIELDS = 256
-"""Of an object: each wrong one of more would be an error of its own."""
+"""Fields of an object: each wrong one of more would be an error of its own."""
 _GREAT = re.compile(rb"\d[eE]\+?\d{3}|(?<!\d)\d{200}")
 """A part of every number that may be read as infinity."""
 

@@ -123,7 +123,7 @@ def test_the_youngest_takes_another_role_and_keeps_it_when_it_starts_again() -> 
 def test_workers_that_answer_late_are_waited_for_together_but_not_for_ever(
     seconds: float, number: int, changed: int
 ) -> None:
-    """Who never answers keeps its role, and the actuator goes on."""
+    """A worker that never answers keeps its role, and the actuator goes on."""
 
     async def test(cluster: ShellCluster) -> None:
         actuator = await asking(cluster)

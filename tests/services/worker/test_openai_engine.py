@@ -81,7 +81,7 @@ def asking(number: int = 1, *, max_tokens: int = 4, **changed: Any) -> Request:
 async def answered(
     endpoint: OpenAIEndpoint, request: Request, **args: Any
 ) -> tuple[Following, Drawn]:
-    """What an engine in front of it reports of a request, and its end."""
+    """Reports of a request, and its end, by an engine in front of it."""
     async with Following(examined(endpoint, **args)) as found:
         found.engine.add(request, 0)
         return found, await found.end()
