@@ -380,8 +380,8 @@ CORES = (
     Mutation(
         "a new leader waits for nobody's report",
         f"{_SCHEDULER}core.py",
-        "unheard = [w for w in event.worker_ids if w not in self._instances]",
-        "unheard = []",
+        "self._unheard = {w: None for w in event.worker_ids if w not in self._instances}",
+        "pass",
         (_TAKEOVER_TESTS,),
     ),
     Mutation(

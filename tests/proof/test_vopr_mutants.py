@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,6 @@ def keeps_what_nobody_confirms(patch: pytest.MonkeyPatch) -> None:
     def mutant(self: LeaderMemory, *, now: float) -> None:
         if now >= self._until:
             self._saved.clear()
-            self._until = inf
 
     patch.setattr(LeaderMemory, "expire", mutant)
 

@@ -155,10 +155,9 @@ class SchedulerCore:
     def _on_elected(self, event: Elected, now: float) -> None:
         self._elected = True
         self._state.fencing_token = event.fencing_token
-        unheard = [w for w in event.worker_ids if w not in self._instances]
-        self._unheard = dict.fromkeys(unheard)
+        self._unheard = {w: None for w in event.worker_ids if w not in self._instances}
         self._grace_until = now + self.settings.graces.election
-        self._memory.recall(event.saved, unheard, now=now)
+        self._memory.recall(event.saved, self._instances, now=now)
         for learned in event.learned:
             self._gamma.recall(learned.model, learned.gamma)
             self._pool(learned.model).recall(learned)
@@ -193,7 +192,7 @@ class SchedulerCore:
             known.request = known.request or request
             self._books.tell(known, again=True)
             return False
-        if self._memory.holds_back(request):
+        if self._memory.holds_back(request, now=now):
             return False
         saved = self._memory.take(key)
         refusal = self._refuse(request, now, was_let_in=saved is not None)
@@ -331,7 +330,7 @@ class SchedulerCore:
         self.pictures.measured(worker_id, snapshot.costs)
         self._mover.drains.update(self._instances[worker_id])
         self._gamma.tell(self._instances[worker_id])
-        self._memory.heard(worker_id)
+        self._memory.heard(worker_id, now=now)
         self._wants.heard(worker_id)
         self._update(worker_id)
         self._pool(model).claimed(snapshot)
@@ -342,7 +341,7 @@ class SchedulerCore:
             self._recheck_waiting()
 
     def _on_worker_gone(self, worker_id: str, reason: str, now: float) -> None:
-        self._memory.heard(worker_id)
+        self._memory.heard(worker_id, now=now)
         self._unheard.pop(worker_id, None)
         instance = self._instances.pop(worker_id, None)
         if instance is None:

@@ -19,32 +19,32 @@ class LeaderMemory:
     """Places of requests when the earlier leader last wrote them.
 
     A resubmitted request is held back while a worker that may have it has not reported: dispatching
-    it now could run it twice.
+    it now could run it twice. Such a worker need not have a lease: that ends while the store is
+    away, or the worker is cut off from it.
     """
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._saved: dict[StreamKey, SavedRequest] = {}
-        self._unheard: dict[str, None] = {}
+        self._heard: set[str] = set()
         self._held_back: dict[StreamKey, Request] = {}
-        self._until = inf
+        self._until = -inf
 
     @property
     def next_wakeup(self) -> float:
         """Instant when the remaining records are dropped; infinite for none."""
-        return self._until
+        return self._until if self._saved or self._held_back else inf
 
     @property
     def num_held_back(self) -> int:
         """Number of requests that wait for a worker's report."""
         return len(self._held_back)
 
-    def recall(self, saved: Iterable[SavedRequest], unheard: Iterable[str], *, now: float) -> None:
-        """Start from these records; ``unheard`` are the members that have not sent a snapshot."""
+    def recall(self, saved: Iterable[SavedRequest], heard: Iterable[str], *, now: float) -> None:
+        """Start from these records; ``heard`` are the workers that have sent a snapshot."""
         self._saved = {each.key: each for each in saved if each.key not in self._state.tracked}
-        self._unheard = dict.fromkeys(unheard)
-        knows_all = not (self._saved or self._unheard)
-        self._until = inf if knows_all else now + self._state.settings.graces.memory
+        self._heard = set(heard)
+        self._until = now + self._state.settings.graces.memory
 
     def take(self, key: StreamKey) -> SavedRequest | None:
         """Remove and return the record of a request that is tracked from now on."""
@@ -52,9 +52,9 @@ class LeaderMemory:
 
     # --- requests that an unheard worker may hold -------------------------------------
 
-    def holds_back(self, request: Request) -> bool:
+    def holds_back(self, request: Request, *, now: float) -> bool:
         """Keep the request and return True if it must wait for a worker's report."""
-        if not self._unheard or not self._may_run(request):
+        if now >= self._until or not self._may_run(request):
             return False
         self._held_back[request.key] = request
         return True
@@ -66,11 +66,12 @@ class LeaderMemory:
             places.add(saved.worker_id)
             if saved.target is not None:
                 places.add(saved.target.worker_id)
-        return not places.isdisjoint(self._unheard)
+        return bool(places - self._heard - {""})  # "": on no worker
 
-    def heard(self, worker_id: str) -> None:
+    def heard(self, worker_id: str, *, now: float) -> None:
         """Note that a worker has reported its requests, or is gone."""
-        self._unheard.pop(worker_id, None)
+        if now < self._until:
+            self._heard.add(worker_id)
 
     def cancel(self, key: StreamKey) -> None:
         """Forget a request that was cancelled."""
@@ -83,11 +84,8 @@ class LeaderMemory:
 
     def released(self, *, now: float) -> list[Request]:
         """Return requests that need not wait any longer, in order of arrival."""
-        if now >= self._until:
-            self._unheard.clear()
-        if not self._held_back:
-            return []
-        released = [r for r in self._held_back.values() if not self._may_run(r)]
+        held_back = self._held_back.values()
+        released = [r for r in held_back if now >= self._until or not self._may_run(r)]
         for request in released:
             del self._held_back[request.key]
         return released
@@ -99,4 +97,4 @@ class LeaderMemory:
         for key in self._saved:
             self._state.changed(key)
         self._saved.clear()
-        self._until = inf
+        self._heard.clear()

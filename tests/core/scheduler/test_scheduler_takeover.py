@@ -240,10 +240,23 @@ def test_what_a_deposed_leader_placed_is_not_dispatched_elsewhere() -> None:
     assert set(successor.placed()) == {(1, "w")}
 
 
+@pytest.mark.parametrize("by_journal", [True, False])
+def test_a_worker_without_a_lease_is_waited_for_too(by_journal: bool) -> None:
+    successor = Successive(dispatched_leader() if by_journal else None)  # the store was away
+    successor.post(replace(make_request(1), placed_on=() if by_journal else ("w",)))
+    successor.connect(make_info("x", Role.UNIFIED))
+    assert successor.dispatched("x") == []
+    successor.connect(make_info("w", Role.UNIFIED), held(1))
+    assert successor.dispatched("x") == successor.dispatched("w") == []
+    assert successor.core.status().num_tracked == 1
+
+
 @pytest.mark.parametrize("is_short", [True, False])
 def test_what_its_gateway_placed_on_a_silent_worker_runs_elsewhere_in_time(is_short: bool) -> None:
-    successor = Successive(None, "w", "x")
-    successor.connect(make_info("x", Role.UNIFIED))
+    successor = Successive(None, "v", "w", "x")
+    for worker_id in ("v", "x"):
+        successor.connect(make_info(worker_id, Role.UNIFIED))
+    successor.kill("v")
     successor.post(replace(make_request(1), placed_on=("v", "w")))
     if is_short:
         successor.kill("w")
