@@ -199,10 +199,14 @@ class ShellCluster:
         return missing
 
     def _pools(self, *, have_served: bool = False) -> Counter[str]:
-        """Return the workers that are to serve, by role; ``have_served``: those that have begun."""
+        """Return the workers that are to serve, by role.
+
+        ``have_served``: those alone that have begun to, in a role that they keep.
+        """
         processes = [p for p in self.supervisor.processes if p not in self.scaler.draining]
         if have_served:
             processes = [p for p in processes if not (p.is_awaited or p.is_given_up)]
+            processes = [p for p in processes if p not in self.scaler.changing]
         return Counter(p.spec.role for p in processes if p.spec.role)
 
     def start_worker(self, role: Role, host: VirtualHost | None = None) -> None:

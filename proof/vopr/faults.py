@@ -202,15 +202,19 @@ def _preset(cluster: ShellCluster, fault: PlannedFault) -> Undo | None:
     return _crash(cluster, fault)
 
 
-def _start_fails(cluster: ShellCluster, fault: PlannedFault) -> None:
+def _start_fails(cluster: ShellCluster, fault: PlannedFault) -> Undo | None:
     failures = (1, NO_ROOM, 1)[: int(fault.amount)]
     if not fault.on:
-        cluster.start_worker(Role(cluster.scenario.roles[0]), VirtualHost(failures))
-        return
+        host = VirtualHost(failures)
+        cluster.start_worker(Role(cluster.scenario.roles[0]), host)
+        return host.failures.clear
     process = cluster.supervised(fault.on)
-    if process is not None and process.address:  # who has never served would be given up
-        cluster.hosts.by_name[fault.on].failures.extend(failures)
-        cluster.end(fault.on)
+    if process is None or not process.address:  # who has never served would be given up
+        return None
+    host = cluster.hosts.by_name[fault.on]
+    host.failures.extend(failures)
+    cluster.end(fault.on)
+    return host.failures.clear
 
 
 def _start_slow(cluster: ShellCluster, fault: PlannedFault) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -23,6 +23,7 @@ from services.runtime.membership import MembershipLease
 from services.runtime.server import GrpcServer
 from services.runtime.store import Member
 
+T = TypeVar("T")
 MAX_WORKERS = 64
 NUM_STARTS = 64
 
@@ -51,10 +52,11 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
         self._roles = tuple(roles)
         self._make_spec = make_spec
         self._standby = standby
-        self._beside: set[asyncio.Task[None]] = set()
+        self._beside: set[asyncio.Task[Any]] = set()
         self._starts: deque[supervisor_pb2.WorkerStart] = deque(maxlen=NUM_STARTS)
         self._num_starts = 0
         self._draining: dict[SupervisedProcess, asyncio.Task[None]] = {}
+        self._changing: set[SupervisedProcess] = set()
         self._undo = AsyncExitStack()
 
     async def start(self) -> None:
@@ -78,6 +80,11 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
         """Workers that were told to go and are not gone."""
         return self._draining.keys()
 
+    @property
+    def changing(self) -> Collection[SupervisedProcess]:
+        """Workers that were told another role, or their own again, and have not said that it is."""
+        return self._changing
+
     async def stop(self) -> None:
         """Take no more orders; processes stay, and those that drain are waited for."""
         await self._undo.aclose()
@@ -100,26 +107,38 @@ class WorkerScaler(supervisor_pb2_grpc.SupervisorServicer):
             self._draining[process] = asyncio.create_task(self._drain(process))
 
     async def change_role(self, source: str, target: str, num_workers: int) -> int:
-        """Tell those that serve, the youngest, all at once; return how many took the new role."""
+        """Tell those that serve, the youngest, all at once; return how many took the new role.
+
+        One whose last order is not answered is left out: of two orders the older may come last.
+        An order goes on if its caller waits no longer.
+        """
         for role in (source, target):
             if role not in self._roles:
                 raise invalid("role", role, f"one of {', '.join(self._roles)}")
-        serving = [process for process in self._there(source) if process.address]
-        asked = (self._set_role(each, target) for each in serving[::-1][:num_workers])
-        return sum(await asyncio.gather(*asked))
+        ready = [p for p in self._there(source) if p.address and p not in self._changing]
+        chosen = ready[::-1][:num_workers]
+        self._changing.update(chosen)
+        asked = [self._do_beside(self._set_role(each, target)) for each in chosen]
+        return sum(await asyncio.gather(*map(asyncio.shield, asked)))
 
     async def _set_role(self, process: SupervisedProcess, role: str) -> bool:
         if has_changed := await set_role(process, role, self._config):
+            self._changing.remove(process)
             process.show(f"is a {role} worker now")
         else:
-            self._do_beside(keep_role(process, self._config))
+            self._do_beside(self._keep_role(process))
         return has_changed
 
-    def _do_beside(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _keep_role(self, process: SupervisedProcess) -> None:
+        await keep_role(process, self._config)
+        self._changing.remove(process)
+
+    def _do_beside(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Let work go on until it is done, or orders are taken no more."""
         task = asyncio.create_task(work)
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
+        return task
 
     def _order(self, role: str) -> tuple[SupervisedProcess, bool]:
         """Add one worker of a role; return it, and whether it had stood by."""

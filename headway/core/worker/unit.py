@@ -398,14 +398,15 @@ class WorkerUnit:
             self.wanted[sequence.key] = Unplaced(sequence)
 
     def forget_wanted(self) -> bool:
-        """Forget who found no room, if all is free for it and others wait: True if anybody is.
+        """Forget who found no room, if others could run that no pass serves: True if so.
 
-        A leader may wait for those who wait here, and no pass would end the waiting of either.
+        A leader may wait until those have run, and no pass would end the waiting of either.
         """
-        if not self.wanted or self.pool.num_free < self.pool.num_blocks:
+        could_run = Stage.RUNNING, Stage.WAITING
+        if not self.wanted or all(s.stage not in could_run for s in self.sequences.values()):
             return False
         self.wanted.clear()
-        return bool(self.sequences)
+        return True
 
     def keep(self, crowd: Collection[str]) -> None:
         """Keep some blocks free from tenants that are ahead: others' KV comes between two plans."""

@@ -112,8 +112,8 @@ def test_blocks_are_taken_from_who_holds_more_alone() -> None:
     assert held["mine"] <= held["flood"] <= held["mine"] + 3
 
 
-def of(standing: Standing, name: int, max_tokens: int = 5) -> Request:
-    return replace(make_request(name, 8, max_tokens=max_tokens), standing=standing)
+def of(standing: Standing, name: int, max_tokens: int = 5, prompt: int = 8) -> Request:
+    return replace(make_request(name, prompt, max_tokens=max_tokens), standing=standing)
 
 
 def test_who_waits_for_a_handoff_leaves_its_blocks_to_who_was_served_less() -> None:
@@ -158,12 +158,12 @@ def test_a_full_decoder_refuses_who_was_served_less_once_and_makes_room() -> Non
         assert output_of(decoder, name) == expected_output(range(name + 1, name + 9), 20)
 
 
-def refused_for_a_flood() -> WorkerHarness:
+def refused_for_a_flood(prompt: int = 8) -> WorkerHarness:
     """A full decoder that has just refused a request of another tenant than the flood's."""
     decoder, source = make_worker(Role.DECODE, blocks=8, watermark=0.0), make_worker(Role.PREFILL)
     decoder.post(dispatch(*(of(FLOOD, name, max_tokens=20) for name in range(1, 4))))
     decoder.run_pass()
-    source.post(dispatch(of(MINE, 9)))
+    source.post(dispatch(of(MINE, 9, prompt=prompt)))
     source.run_all()
     source.post(Handoff(StreamKey("g", 9), "w2", "w2:1", 0, 1))
     assert not transfer(source, decoder)
@@ -174,6 +174,14 @@ def test_room_is_kept_for_who_does_not_come_for_a_few_passes() -> None:
     decoder = refused_for_a_flood()
     decoder.run_all()
     assert decoder.ends.keys() == {1, 2, 3}
+
+
+def test_no_room_is_kept_for_which_the_last_one_that_runs_would_stand_still() -> None:
+    decoder = refused_for_a_flood(prompt=17)
+    for name in (2, 3):
+        decoder.post(CancelStream(StreamKey("g", name)))
+    decoder.run_all()
+    assert output_of(decoder, 1) == expected_output(range(2, 10), 20)
 
 
 def test_an_empty_unit_remembers_nobody_whom_it_refused() -> None:

@@ -147,6 +147,17 @@ def test_a_worker_whose_answer_is_lost_is_told_to_keep_its_role() -> None:
     supervised(test, "unified", "unified")
 
 
+def test_a_worker_has_one_order_for_its_role_at_a_time() -> None:
+    async def test(cluster: ShellCluster) -> None:
+        actuator = await asking(cluster)
+        cluster.world.wires.takes["SetRole"] = 1.0
+        orders = (actuator.change_role("unified", role, 1) for role in ("decode", "prefill"))
+        assert await asyncio.gather(*orders) == [1, 1]
+        assert sorted(roles(cluster)) == ["decode", "prefill", "unified"]
+
+    supervised(test, "unified", "unified", "unified")
+
+
 @pytest.mark.parametrize(
     ("role", "number", "said"),
     [("juggler", 1, "role is 'juggler'"), ("decode", 65, "num_workers is 65")],
