@@ -133,8 +133,8 @@ class _Step(events.TimerHandle):
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            message = f"Exception in {self._callback!r}"
-            self._loop.call_exception_handler({"message": message, "exception": error})
+            said = {"message": f"Exception in {self._callback!r}", "exception": error}
+            self._context.run(self._loop.call_exception_handler, said)
 
 
 class VirtualLoop(asyncio.BaseEventLoop):

@@ -133,6 +133,8 @@ class ShellWorld:
         """Everything that has happened, if somebody wants to read it."""
         self._digest = hashlib.blake2b(digest_size=16)
         loop.thread_delay = lambda: self.rng.random() * 2 * _THREAD_DELAY
+        nobody = ProcessLife(loop, "whoever forgot a task")
+        loop.set_exception_handler(lambda _, context: self.failed(nobody, context))
 
     def connect(self, config: ServiceConfig) -> Store:
         """Return a connection to the store."""

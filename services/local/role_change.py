@@ -32,8 +32,10 @@ async def keep_role(process: SupervisedProcess, config: ServiceConfig) -> None:
     own in any case.
     """
     pid, role = process.pid, ""
-    while pid is not None and process.pid == pid and role != process.spec.role:
+    while role != process.spec.role:
         await asyncio.sleep(_PAUSE)
+        if pid is None or process.pid != pid:
+            return
         own = process.spec.role
         if await _takes(process, own, config):
             role = own

@@ -110,3 +110,22 @@ def test_code_that_never_lets_time_pass_is_found() -> None:
 
     with pytest.raises(TimeStandsStill):
         loop.run_until_complete(work())
+
+
+def test_an_error_that_nobody_awaits_is_told_to_the_process_whose_callback_raised_it() -> None:
+    loop, told, others = VirtualLoop(), list[Any](), list[Any]()
+    loop.set_exception_handler(lambda _, context: others.append(context["exception"]))
+
+    async def fails() -> None:
+        raise ValueError
+
+    async def work() -> None:
+        asyncio.get_running_loop().call_soon(int, "no number")
+        await asyncio.sleep(1.0)
+        asyncio.create_task(fails())  # noqa: RUF006 (as a careless shell has it)
+        await asyncio.sleep(1.0)
+
+    life = ProcessLife(loop, "a")
+    life.handler = lambda context: told.append(context["exception"])
+    live(asyncio.wait([loop.start(life, work())]), loop)
+    assert (len(told), len(others)) == (1, 1)  # whose a forgotten task was is not known

@@ -134,7 +134,10 @@ def cancel(state: WorkerState, key: StreamKey, target_worker_id: str) -> list[Wo
 
 
 def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
-    """Forget a request that its target has; keep one that it has not."""
+    """Forget a request that its target has; keep one that it has not.
+
+    A target that had it before says so in the first round: a pass may compute it here.
+    """
     sequence = state.find(event.key)
     retriable = sequence is not None and sequence.ended is not FinishReason.CANCELLED
     fencing_token = 0
@@ -145,8 +148,12 @@ def end_transfer(state: WorkerState, event: TransferEnded) -> HandoffResult:
         if event.ok:
             state.rates.sent(event.num_bytes, event.seconds)
             state.costs.sent()
-            state.units[sequence.unit].remove(sequence)
             state.news.has_freed_blocks = True
+            if sequence.num_passes:
+                _end_move(state, sequence)
+                state.finish(sequence, FinishReason.CANCELLED)
+            else:
+                state.units[sequence.unit].remove(sequence)
         else:
             _keep(state, sequence)
     return HandoffResult(
@@ -165,8 +172,7 @@ def _keep(state: WorkerState, sequence: Sequence) -> None:
     unit, departure = state.units[sequence.unit], sequence.departure
     if departure is None:
         return
-    unit.pool.release(departure.sending)
-    sequence.departure = None
+    _end_move(state, sequence)
     unit.changed[sequence.key] = None
     if sequence.ended is not None:
         if not sequence.num_passes:
@@ -176,6 +182,12 @@ def _keep(state: WorkerState, sequence: Sequence) -> None:
             unit.move(sequence, Event.HOLDS_ON)
         else:
             unit.move(sequence, Event.RUNS_ON if sequence.kv.blocks else Event.WAITS_ON)
+
+
+def _end_move(state: WorkerState, sequence: Sequence) -> None:
+    if sequence.departure is not None:
+        state.units[sequence.unit].pool.release(sequence.departure.sending)
+        sequence.departure = None
 
 
 def _transfer(

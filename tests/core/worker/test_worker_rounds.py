@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from headway.cluster import Role
-from headway.core.worker.events import AcceptKv, KvContinued, RefuseKv, StartTransfer, StopTransfer
+from headway.core.worker.events import (
+    AcceptKv,
+    KvContinued,
+    PassFailed,
+    RefuseKv,
+    StartTransfer,
+    StopTransfer,
+    TransferEnded,
+)
 from headway.errors import Code
 from headway.messages import CancelStream, Handoff, HandoffResult
 from headway.policies.batching.fcfs import Fcfs
@@ -133,6 +143,21 @@ def test_a_transfer_that_breaks_in_a_round_is_not_felt() -> None:
     break_off(source, target, source.transfers.popleft())
     assert results(source) == [False, False]
     assert_whole(source, target)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_one_that_its_target_had_before_leaves_once_its_pass_has_ended(fails: bool) -> None:
+    source = moving()  # the target said so to the first round
+    assert source.passes
+    source.post(TransferEnded(KEY, "w2", 0, ok=True))
+    assert results(source) == [True]
+    assert source.core.num_held == 1
+    drawn = dict(source.tokens[1])
+    if fails:
+        source.post(PassFailed(source.passes.popleft().pass_id, (), "the device failed"))
+    source.run_all()
+    assert source.tokens[1] == drawn
+    assert (source.core.num_held, source.core.loads[0].num_free_blocks) == (0, 32)
 
 
 def test_a_target_without_room_for_its_growth_leaves_it_where_it_is() -> None:
