@@ -53,7 +53,7 @@ class Wants:
     def update(self) -> list[str]:
         """Tell workers of pools that have come to offer a choice, or offer none any more.
 
-        Return those whose last load report nobody reads from now on, and no other replaces.
+        Return those whose last load report nobody reads, and no other replaces.
         """
         if self._is_constant:
             return []
@@ -64,9 +64,9 @@ class Wants:
                 num_units[pool_of(instance)] += instance.info.num_units
         for worker_id, instance in sorted(self._instances.items()):
             has_choice = num_units[pool_of(instance)] > 1
+            if not has_choice:
+                silent.append(worker_id)
             if self._has_choice.get(worker_id) is not has_choice:
-                if not has_choice:
-                    silent.append(worker_id)
                 self._has_choice[worker_id] = has_choice
                 self._state.tell_worker(worker_id, self._wants[has_choice])
         return silent

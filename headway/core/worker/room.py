@@ -159,6 +159,9 @@ class BlockAllocator:
         spare, self._spare = self._spare, 0  # it is nobody's that comes from another worker
         for wanted in list(self._unit.wanted.values()):
             sequence = wanted.sequence
+            if wanted.num_plans <= 0:
+                del self._unit.wanted[sequence.key]
+                continue
             if not self._fits(sequence):
                 victims = [] if self._gently else self._victims(sequence)
                 self._take_from(victims, sequence)
@@ -167,8 +170,6 @@ class BlockAllocator:
             if self._fits(sequence):
                 self._num_promised += blocks_for(sequence.num_tokens, self._unit.pool.block_size)
             wanted.num_plans -= not self._gently
-            if wanted.num_plans <= 0:
-                del self._unit.wanted[sequence.key]
         self._spare = spare
 
     def _take_from(self, victims: list[Place[Sequence]], sequence: Sequence) -> None:

@@ -60,6 +60,16 @@ def test_the_last_loads_of_a_unit_that_has_become_the_only_one_are_forgotten() -
     assert not ahead_of(scheduler, "d0")
 
 
+def test_a_decoder_that_changes_its_role_leaves_no_loads_behind() -> None:
+    scheduler = SchedulerHarness(SETTINGS)
+    for name in ("d0", "d1"):
+        scheduler.connect(make_info(name, Role.DECODE))
+    report = LoadReport((RunningRequests(0, (), (), (), (5.0, 4.0)),), step_time=0.01)
+    scheduler.post(WorkerReported("d0", report))
+    scheduler.connect(make_info("d0"))
+    assert not ahead_of(scheduler, "d0")
+
+
 def test_two_units_of_one_worker_are_a_choice_and_so_are_two_unified_workers() -> None:
     for infos in (
         [make_info("d0", Role.DECODE, units=2)],

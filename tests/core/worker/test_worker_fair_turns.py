@@ -176,8 +176,9 @@ def test_room_is_kept_for_who_does_not_come_for_a_few_passes() -> None:
     assert decoder.ends.keys() == {1, 2, 3}
 
 
-def test_no_room_is_kept_for_which_the_last_one_that_runs_would_stand_still() -> None:
-    decoder = refused_for_a_flood(prompt=17)
+@pytest.mark.parametrize("prompt", [13, 17])
+def test_no_room_is_kept_for_which_the_last_one_that_runs_would_stand_still(prompt: int) -> None:
+    decoder = refused_for_a_flood(prompt)
     for name in (2, 3):
         decoder.post(CancelStream(StreamKey("g", name)))
     decoder.run_all()
