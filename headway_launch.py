@@ -11,27 +11,15 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from pathlib import Path
-from types import ModuleType
 
-_HERE = Path(__file__).resolve().parent
-ROOMS = _HERE / "headway_rooms" if (_HERE / "headway_rooms").is_dir() else _HERE
+from headway.stubs import ROOMS
 
 
 def enter_rooms() -> None:
     """Put the rooms first on the path of this process and of the processes that it starts."""
-    sys.path.insert(0, str(ROOMS))
+    sys.path.insert(0, ROOMS)
     inherited = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOMS), *([inherited] if inherited else [])])
-
-
-def load_stub(name: str) -> ModuleType:
-    """Import ``protos.<name>`` and leave this process's path as it was."""
-    sys.path.insert(0, str(ROOMS))
-    try:
-        return importlib.import_module(f"protos.{name}")
-    finally:
-        sys.path.remove(str(ROOMS))
+    os.environ["PYTHONPATH"] = os.pathsep.join([ROOMS, *([inherited] if inherited else [])])
 
 
 def main() -> int:
