@@ -22,8 +22,6 @@ from headway.messages import (
     FinishedRequest,
     FromWorker,
     GatewayHello,
-    GiveBack,
-    Handoff,
     HeldRequest,
     Placed,
     Snapshot,
@@ -71,7 +69,7 @@ class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
         self.held: tuple[HeldRequest, ...] = ()
         self.silent = False
         self.hellos: list[ControlHello] = []
-        self.orders: list[Dispatch | Handoff | CancelStream | GiveBack] = []
+        self.orders: list[Dispatch | CancelStream] = []
         self.server: GrpcServer | None = None
         self._reports: asyncio.Queue[FromWorker | None] = asyncio.Queue()
 
@@ -114,7 +112,7 @@ class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
                 loads = (UnitLoad(0, 0, len(self.held), len(self.held), 90),)
                 self.report(Snapshot(self.info, loads, self.held))
             else:
-                assert isinstance(order, Dispatch | Handoff | CancelStream | GiveBack)
+                assert isinstance(order, Dispatch | CancelStream)
                 self.orders.append(order)
                 if isinstance(order, Dispatch):
                     self.report(Accepted(order.dispatch_id))
@@ -122,15 +120,14 @@ class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
     def report(self, report: FromWorker) -> None:
         self._reports.put_nowait(report)
 
-    def end_pass(self, *, prefilled: int = 0, finished: int = 0) -> None:
-        """The last dispatch's pass ends; one request is prefilled or finished by it."""
+    def end_pass(self, *, finished: int = 0) -> None:
+        """The last dispatch's pass ends; one request is finished by it."""
         dispatches = [order for order in self.orders if isinstance(order, Dispatch)]
         ids = (dispatches[-1].dispatch_id,) if dispatches else ()
-        held = (HeldRequest(key(prefilled), f"r{prefilled}", 0, 5, True),) if prefilled else ()
         end = FinishedRequest(key(finished), 0, 4, 2, FinishReason.STOP)
         ends = (end,) if finished else ()
         loads = (UnitLoad(0, 0, 0, 0 if finished else 5, 90),)
-        self.report(EndForward(1, 0.01, ids, loads, held, ends))
+        self.report(EndForward(1, 0.01, ids, loads, finished=ends))
 
     def hang_up(self) -> None:
         self._reports.put_nowait(None)

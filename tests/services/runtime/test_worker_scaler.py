@@ -69,8 +69,11 @@ def test_processes_come_and_go_by_role_the_youngest_first() -> None:
     supervised(test, "prefill", "decode")
 
 
-def test_streams_of_a_decoder_that_drains_go_on_elsewhere_and_none_is_sent_again() -> None:
-    """Their tokens are checked as in every history; here also that they moved."""
+@pytest.mark.parametrize("drains", [True, False])
+def test_streams_of_a_decoder_that_leaves_go_on_elsewhere_and_none_is_sent_again(
+    drains: bool,
+) -> None:
+    """It ends, or becomes a prefiller. Tokens are checked as in every history."""
 
     async def test(cluster: ShellCluster) -> None:
         actuator = await asking(cluster)
@@ -78,9 +81,12 @@ def test_streams_of_a_decoder_that_drains_go_on_elsewhere_and_none_is_sent_again
             cluster.submit(Asking(f"r{number}", cluster.world.loop.time(), max_tokens=200))
         await until(lambda: metric(cluster, "headway_gateway_running_requests", "g0") == 6)
         going = find(cluster, "w2")
-        await actuator.scale("decode", 1)
-        await until(lambda: going not in cluster.supervisor.processes)
-        assert not cluster.world.sometimes["a drain takes too long"]
+        if drains:
+            await actuator.scale("decode", 1)
+            await until(lambda: going not in cluster.supervisor.processes)
+            assert not cluster.world.sometimes["a drain takes too long"]
+        else:
+            assert await actuator.change_role("decode", "prefill", 1) == 1
         await until(lambda: not cluster.world.checker.open_ids)
         assert metric(cluster, "headway_scheduler_moves_total") > 0
         assert metric(cluster, "headway_gateway_resubmitted_requests", "g0") == 0

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from cli.explain import decisions_about
 from headway.cluster import Role
 from headway.errors import Code, HeadwayError
-from headway.messages import CancelStream, Handoff, HandoffResult, HeldRequest, Lost, Rejected
+from headway.messages import CancelStream, HeldRequest, Lost, Rejected
 from protos import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import wire
 from services.runtime.channel import open_channel
@@ -29,22 +29,6 @@ from tests.fakes.worker_service import Leader, served
 async def test_a_request_travels_from_gateway_to_worker(rig: Rig) -> None:
     _, _, gateway = await rig.busy()
     await until(lambda: gateway.placed == [(1, "w")], "the gateway knows")
-
-
-async def test_a_prefilled_request_is_handed_on(rig: Rig) -> None:
-    leader = await rig.leader()
-    source = await rig.worker("p", Role.PREFILL)
-    target = await rig.worker("d", Role.DECODE)
-    gateway = await rig.gateway(leader.address)
-    await gateway.submit(1)
-    await until(lambda: source.dispatched == [1], "it is dispatched")
-    source.end_pass(prefilled=1)
-    await until(lambda: len(source.of(Handoff)) == 1, "a handoff is ordered")
-    order = source.of(Handoff)[0]
-    assert (order.target_worker_id, order.target_address) == ("d", target.address)
-    source.report(HandoffResult(order.key, "d", 0, ok=True))
-    placed = [(1, "p"), (1, "p"), (1, "d")]  # at p, on its way to d, at d
-    await until(lambda: gateway.placed == placed, "the gateway knows")
 
 
 async def test_a_cancel_reaches_the_worker(rig: Rig) -> None:
@@ -324,6 +308,16 @@ async def test_metrics_tell_of_window_interval_and_dispatches(rig: Rig) -> None:
     assert seen['headway_scheduler_interval_seconds{model="m"}'] > 0
     worker.end_pass(finished=1)
     await until(lambda: worker.dispatched == [1, 2], "the next one follows")
+
+
+async def test_the_watchdog_frees_an_instance_whose_end_of_pass_never_comes(rig: Rig) -> None:
+    leader, worker, gateway = await rig.trio(set="dispatch.watchdog_floor=0.3")
+    await gateway.submit(1, num_tokens=CHUNK)
+    await gateway.submit(2)
+    await until(lambda: worker.dispatched == [1, 2], "the second follows without an EndForward")
+    seen = leader.metrics()
+    assert seen['headway_scheduler_events_total{event="watchdog_expired"}'] >= 1
+    assert seen['headway_scheduler_dispatches_total{rule="fixed-interval"}'] >= 1
 
 
 def test_the_configuration_names_policies_and_their_parameters() -> None:

@@ -125,13 +125,13 @@ def test_states_are_returned_of_the_items_that_are_named(make: Make) -> None:
     assert hidden.values.shape[0] == 2
 
 
-@pytest.mark.parametrize(("from_size", "to_size"), [(16, 16), (5, 16), (16, 5)])
+@pytest.mark.parametrize(("from_size", "to_size"), [(16, 16), (5, 16), (16, 5), (1, 5)])
 def test_kv_moves_to_another_engine_whatever_their_blocks(
     make: Make, from_size: int, to_size: int
 ) -> None:
     source = make(num_blocks=64, block_size=from_size)
     target = make(num_blocks=64, block_size=to_size)
-    run = Run(prompt(37), 12, blocks=list(range(3, 33)))
+    run = Run(prompt(37), 12, blocks=list(range(3, 63)))
     for _ in range(4):
         step(source, run)
     held = run.blocks[: -(-run.num_computed // from_size)]

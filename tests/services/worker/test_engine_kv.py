@@ -7,54 +7,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from headway.engine import Backend
 from headway.errors import Code, HeadwayError
-from services.worker.engine.kv.pool import MAX_PIECE_BYTES
 from tests.fakes.engine_rig import (
     Run,
     Schedule,
-    backend,
     load,
     prompt,
     read_kv,
     reference_output,
     write_kv,
 )
-
-
-def move(run: Run, source: Backend, target: Schedule, piece_bytes: int) -> Run:
-    """As two workers do: whole blocks travel, the computed tokens arrive."""
-    size = source.info.block_size
-    blocks = run.blocks[: -(-run.num_computed // size)]
-    arrived = Run(run.prompt, run.num_tokens, run.sampling, output=list(run.output))
-    target.pool.grow(arrived.blocks, run.num_computed)
-    arrived.num_computed = run.num_computed
-    writer = target.engine.kv_writer(
-        arrived.blocks, source.kv_shape(len(blocks)), source.info.dtype, run.num_computed
-    )
-    data = read_kv(source, blocks)
-    assert len(data) == source.info.kv_num_bytes(len(blocks))
-    for start in range(0, len(data), piece_bytes):
-        writer.feed(data[start : start + piece_bytes])
-    writer.finish()
-    return arrived
-
-
-@pytest.mark.parametrize(("from_size", "to_size"), [(16, 16), (5, 16), (16, 5), (1, 5)])
-@pytest.mark.parametrize("num_before", [1, 7])
-def test_a_request_moved_between_backends_goes_on_as_generate_does(
-    llama: str, from_size: int, to_size: int, num_before: int
-) -> None:
-    source, neighbour = Schedule(backend(llama, from_size)), Run(prompt(11, 3), 12)
-    run = Run(prompt(37), 15)
-    while len(run.output) < num_before:
-        source.step([run])
-    target = Schedule(load(llama, block_size=to_size, num_blocks=640 // to_size))
-    target.step([neighbour])
-    arrived = move(run, source.engine, target, piece_bytes=1000)
-    target.complete([neighbour, arrived])
-    assert arrived.output == reference_output(llama, run.prompt, 15)
-    assert neighbour.output == reference_output(llama, neighbour.prompt, 12)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -80,14 +42,6 @@ def test_layers_keys_values_and_tokens_lie_in_the_wires_order(llama: str) -> Non
     assert second[::token_bytes] == bytes(
         16 * plane + token for plane in range(4) for token in (4, 5, 6, 7)
     )
-
-
-def test_pieces_are_at_most_a_mebibyte(llama: str) -> None:
-    engine = load(llama, num_blocks=12_000, block_size=4)
-    for blocks in (range(1), range(11_000)):
-        pieces = [len(piece) for piece in engine.read_kv(blocks)]
-        assert sum(pieces) == engine.info.kv_num_bytes(len(blocks))
-        assert max(pieces) <= MAX_PIECE_BYTES
 
 
 def test_kv_travels_while_passes_run(llama: str) -> None:
@@ -142,16 +96,3 @@ def test_a_foreign_kv_is_refused_with_the_value_and_the_limit(
     with pytest.raises(HeadwayError, match=said) as refused:
         engine.kv_writer(blocks, shape, dtype, num_tokens)
     assert refused.value.code is Code.INVALID_ARGUMENT
-
-
-def test_too_many_and_too_few_bytes_are_refused(llama: str) -> None:
-    engine = load(llama, num_blocks=8, block_size=4)
-    size = engine.info.kv_num_bytes(1)
-    for data in (bytes(size - 1), bytes(size + 1)):
-        with pytest.raises(HeadwayError, match=f"is {len(data)}; it must be {size}"):
-            write_kv(engine, [0], engine.kv_shape(1), "float32", data)
-
-
-def test_reading_a_block_that_is_not_there_is_refused(llama: str) -> None:
-    with pytest.raises(HeadwayError, match="block id is 2048"):
-        backend(llama, 1).read_kv([5, 2048])

@@ -55,6 +55,12 @@ async def test_a_prompt_that_was_computed_before_is_not_computed_again(
     assert outputs[0] == outputs[1]
 
 
+async def test_a_role_that_there_is_not_is_refused(worker: Any) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await worker.SetRole(worker_pb2.SetRoleRequest(), timeout=5.0)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_streams_are_the_same_where_the_worker_runs_ahead(
     store_url: str, cluster: str, sink: tuple[Sink, str], engine: str
 ) -> None:
