@@ -197,14 +197,15 @@ class DispatchWindow:
         """End a cycle (Algorithm 2, phase 3): each request left over has waited one more.
 
         Cycles are counted at most once in ``cycle_time``, however many events try a dispatch. If
-        turns have ``rested``, all cycles since the last one count.
+        turns have ``rested``, all cycles count since the last one in which the first one waited.
         """
         for entry in reversed(self._admitted.values()):
             if is_left_over(entry):
                 break  # as were all before it
             leave_over(entry)
         if self._admitted and now >= self._cycle_at + cycle_time:
-            num_cycles = int((now - self._cycle_at) / cycle_time) if rested else 1
+            since = max(self._cycle_at, next(iter(self._admitted.values())).since)
+            num_cycles = int((now - since) / cycle_time) if rested else 1
             self.cycle += max(num_cycles, 1)
             self._cycle_at = now
 

@@ -141,6 +141,18 @@ def test_a_flood_closes_its_own_door_alone() -> None:
     assert sorted(names([*made.admitted])) == [0, 1, 2, 3, 4, 90]
 
 
+def test_who_comes_while_turns_rest_has_waited_since_then() -> None:
+    made = windows(waiting(0, "back"), num_cycles=2)
+    made.end_cycle(0.1, now=0.0)
+    made.remove(key(0))
+    made.add(waiting(9000, "back"))
+    made.add(waiting(9001, "new"))
+    made.end_cycle(0.1, now=9.1, rested=True)
+    assert {made.level("back"), made.level("new")} == {FlowLevel.OPEN}
+    made.end_cycle(0.1, now=9.9, rested=True)
+    assert made.level("new") is FlowLevel.REJECTING
+
+
 def test_who_is_at_the_door_keeps_nobody_else_from_being_next() -> None:
     made = windows(waiting(0, "shut", service=BATCH), num_cycles=1)
     for cycle in range(10):
