@@ -400,10 +400,13 @@ class WorkerUnit:
     def forget_wanted(self) -> bool:
         """Forget who found no room, if others could run that no pass serves: True if so.
 
-        A leader may wait until those have run, and no pass would end the waiting of either.
+        A leader may wait until those have run, and no pass would end the waiting of either. One
+        that copies KV to host memory comes, and the next plan with it.
         """
         could_run = Stage.RUNNING, Stage.WAITING
-        if not self.wanted or all(s.stage not in could_run for s in self.sequences.values()):
+        if not self.wanted or self.host.has_swaps:
+            return False
+        if all(each.stage not in could_run for each in self.sequences.values()):
             return False
         self.wanted.clear()
         return True

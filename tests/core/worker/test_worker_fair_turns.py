@@ -185,6 +185,21 @@ def test_no_room_is_kept_for_which_the_last_one_that_runs_would_stand_still(prom
     assert output_of(decoder, 1) == expected_output(range(2, 10), 20)
 
 
+def test_who_made_room_in_host_memory_is_not_planned_for_before_it_is_there() -> None:
+    decoder = make_worker(Role.DECODE, blocks=12, watermark=0.0, host_tokens=20)
+    decoder.post(dispatch(of(FLOOD, 1, 20, prompt=20), of(FLOOD, 2, 20, prompt=8)))
+    for _ in range(5):
+        decoder.run_pass()
+    source = make_worker(Role.PREFILL)
+    source.post(dispatch(of(MINE, 9, prompt=21)))
+    source.run_all()
+    source.post(Handoff(StreamKey("g", 9), "w2", "w2:1", 0, 1))
+    assert not transfer(source, decoder)
+    decoder.run_all()  # the first has to grow, and all that is free is promised
+    for name, prompt in ((1, 20), (2, 8)):
+        assert output_of(decoder, name) == expected_output(range(name + 1, name + 1 + prompt), 20)
+
+
 def test_an_empty_unit_remembers_nobody_whom_it_refused() -> None:
     decoder = refused_for_a_flood()
     for name in range(1, 4):
