@@ -115,9 +115,9 @@ class SchedulerCore:
 
     def wake(self, *, now: float) -> Sequence[SchedulerAction]:
         """React to the passing of time."""
-        for gateway_id, gone_at in list(self._gone.items()):
-            if now >= gone_at + self.settings.graces.gateway:
-                self._cancel_all(gateway_id)
+        longest = self.settings.graces.gateway
+        if given_up := {each for each, gone_at in self._gone.items() if now >= gone_at + longest}:
+            self._cancel_all(given_up)
         if self._ends_grace(now):
             self._recheck_waiting()
         for request in self._memory.released(now=now):
@@ -256,12 +256,18 @@ class SchedulerCore:
             return
         self._reports.end(entry)
 
-    def _cancel_all(self, gateway_id: str) -> None:
-        """Cancel all requests of a gateway that has not come back."""
-        del self._gone[gateway_id]
-        self._state.note("gateway_given_up", detail=gateway_id)
-        self._memory.cancel_all(gateway_id)
-        for key in [key for key in self._state.tracked if key.gateway_id == gateway_id]:
+    def _cancel_all(self, gateway_ids: Collection[str]) -> None:
+        """Cancel all requests of gateways that have not come back, in one look at all requests.
+
+        A worker may have reported requests of as many gateways as it likes to name.
+        """
+        for gateway_id in gateway_ids:
+            del self._gone[gateway_id]
+        first, others = min(gateway_ids), len(gateway_ids) - 1
+        detail = f"{first} and {others} more" if others else first
+        self._state.note("gateway_given_up", detail=detail)
+        self._memory.cancel_all(gateway_ids)
+        for key in [key for key in self._state.tracked if key.gateway_id in gateway_ids]:
             self._on_cancel(key)
 
     # --- workers ----------------------------------------------------------------------

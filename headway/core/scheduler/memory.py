@@ -7,7 +7,7 @@ it yet, writes nothing down any more. Where it dispatches a request, its gateway
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import inf
 
 from headway.core.scheduler.events import SavedRequest
@@ -77,9 +77,9 @@ class LeaderMemory:
         """Forget a request that was cancelled."""
         self._held_back.pop(key, None)
 
-    def cancel_all(self, gateway_id: str) -> None:
-        """Forget all requests of a gateway."""
-        for key in [key for key in self._held_back if key.gateway_id == gateway_id]:
+    def cancel_all(self, gateway_ids: Collection[str]) -> None:
+        """Forget all requests of gateways."""
+        for key in [key for key in self._held_back if key.gateway_id in gateway_ids]:
             del self._held_back[key]
 
     def released(self, *, now: float) -> list[Request]:

@@ -248,13 +248,18 @@ class WorkerReports:
     def _take(self, instance: Instance, held: HeldRequest, now: float) -> None:
         """Accept a worker's report that it holds a request.
 
-        A request that has ended, or is on a unit that the worker lacks, stops there.
+        A request that has ended, or is on a unit that the worker lacks, stops there, and one that
+        is not known if the worker has named enough of them.
         """
         worker_id = instance.info.worker_id
         if self._state.has_ended(held.key) or held.unit >= instance.info.num_units:
             self._stop(instance, held)
             return
-        entry = self._state.tracked.get(held.key) or self._adopt(instance, held, now)
+        entry = self._state.tracked.get(held.key)
+        if entry is None and instance.is_full_of_claims:
+            self._stop(instance, held)
+            return
+        entry = entry or self._adopt(instance, held, now)
         if entry is None:
             return
         entry.reporters.add(worker_id)

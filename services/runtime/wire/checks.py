@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, TypeVar
 
 from headway.blocks import NAME_BYTES
@@ -14,6 +14,7 @@ from headway.errors import invalid
 from headway.messages import (
     CachedPrefixes,
     ControlHello,
+    Dispatch,
     EndForward,
     FinishedRequest,
     KvHeader,
@@ -35,8 +36,11 @@ from headway.service_class import Standing
 MAX_ID_CHARS = 256
 MAX_TEXT_CHARS = 4096
 MAX_DP_UNITS = 4096
-MAX_NAMES = 65_536
+MAX_ENTRIES = 65_536
+"""Messages in a message: two bytes of an empty one become 200 here, and take microseconds."""
 MAX_CONSTANTS = 64
+MAX_WORKS = 64
+MAX_ADAPTERS = 1024
 MAX_KV_DIMENSION = 2**31
 MAX_KV_BYTES = 2**42
 _MOST_AHEAD = 86_400.0
@@ -68,8 +72,7 @@ def an_id_or_none(value: str, name: str) -> str:
 
 def _places(values: Sequence[str], name: str) -> Sequence[str]:
     """Refuse more than a source and a target."""
-    if len(values) > 2:
-        raise invalid(f"the number of {name}", len(values), "at most 2")
+    require_at_most(values, 2, name)
     return tuple(an_id(value, name) for value in values)
 
 
@@ -95,6 +98,18 @@ def finite(value: float, name: str) -> float:
 def unchecked(value: V, name: str) -> V:
     """Return any value: the dataclass or its reader refuses wrong ones."""
     return value
+
+
+def require_at_most(values: Sized, most: int, name: str) -> None:
+    """Refuse more than so many entries, before any of them is looked at."""
+    if len(values) > most:
+        raise invalid(f"the number of {name}", len(values), f"at most {most}")
+
+
+def most_of(kind: type, name: str) -> Callable[[Sized], None]:
+    """Return what refuses too many messages in one field."""
+    most = MOST_ENTRIES.get((kind, name), MAX_ENTRIES)
+    return lambda values: require_at_most(values, most, name)
 
 
 def key(gateway_id: str, stream_id: int) -> StreamKey:
@@ -137,8 +152,7 @@ def _all_finite(values: Sequence[float], name: str) -> Sequence[float]:
 
 
 def _names(values: Sequence[bytes], name: str) -> Sequence[bytes]:
-    if len(values) > MAX_NAMES:
-        raise invalid(f"the number of {name}", len(values), f"at most {MAX_NAMES}")
+    require_at_most(values, MAX_ENTRIES, name)
     for value in values:
         if len(value) != NAME_BYTES:
             raise invalid(f"the length of one of {name}", len(value), f"{NAME_BYTES} bytes")
@@ -164,12 +178,6 @@ def _kv_shape(least_tokens: int) -> Check:
     return check
 
 
-def _constants(values: Sequence[Any], name: str) -> Sequence[Any]:
-    if len(values) > MAX_CONSTANTS:
-        raise invalid(f"the number of {name}", len(values), f"at most {MAX_CONSTANTS}")
-    return values
-
-
 def _no_less_than_nothing(value: float, name: str) -> float:
     if not value >= 0.0:
         raise invalid(name, value, "0 or more")
@@ -188,9 +196,21 @@ BY_NAME: Mapping[str, Check] = {
     "target_unit": a_unit,
     "message": text,
     "reason": text,
-    "constants": _constants,
 }
 """Checks by field name, for every message."""
+
+MOST_ENTRIES: Mapping[tuple[type, str], int] = {
+    (Dispatch, "batches"): MAX_DP_UNITS,
+    (EndForward, "constants"): MAX_CONSTANTS,
+    (EndForward, "loads"): MAX_DP_UNITS,
+    (EndForward, "work"): MAX_WORKS,
+    (Snapshot, "constants"): MAX_CONSTANTS,
+    (Snapshot, "loads"): MAX_DP_UNITS,
+    (Snapshot, "prefixes"): 2 * MAX_DP_UNITS,  # on the device, and in host memory
+    (WorkerInfo, "adapters"): MAX_ADAPTERS,
+    (WorkerPicture, "constants"): MAX_CONSTANTS,
+}
+"""Bounds of the messages in one field; ``MAX_ENTRIES`` elsewhere."""
 
 BY_FIELD: Mapping[type, Mapping[str, Check]] = {
     Request: {

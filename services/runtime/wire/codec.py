@@ -25,6 +25,7 @@ from headway.policies.scaling import protocol as scaling
 from services.runtime.wire.checks import (
     BY_FIELD,
     BY_NAME,
+    MAX_ENTRIES,
     OF_THE_WHOLE,
     SELF_CHECKED,
     Check,
@@ -32,6 +33,8 @@ from services.runtime.wire.checks import (
     finite,
     key,
     known,
+    most_of,
+    require_at_most,
 )
 from services.runtime.wire.status import code_of, status_of_code
 
@@ -93,6 +96,7 @@ class Union(Generic[M]):
     def unpack_all(self, packed: Any) -> list[M]:
         """Return the message, or those of the batch, checked; refuse a batch in a batch."""
         if packed.WhichOneof("body") == "batch":
+            require_at_most(packed.batch.messages, MAX_ENTRIES, "messages")
             return [self.unpack(message) for message in packed.batch.messages]
         return [self.unpack(packed)]
 
@@ -143,15 +147,25 @@ def _plan(kind: type, field: Field[Any], descriptor: Descriptor) -> _Plan:
     elif (kind, field.name) in _CONVERTED:
         plan.pack, plan.unpack = _CONVERTED[kind, field.name]
     if packed.is_repeated:
+        convert = plan.unpack
         plan.pack = _many(plan.pack, list) if plan.pack else None
-        plan.unpack = _many(plan.unpack, tuple) if plan.unpack else tuple
+        plan.unpack = _many(convert, tuple, most_of(kind, field.name)) if convert else tuple
     elif packed.has_presence and field.default is not MISSING:
         _plan_absence(plan, field)
     return plan
 
 
-def _many(convert: _Convert, sequence: Callable[[Any], Any]) -> _Convert:
-    return lambda values: sequence([convert(value) for value in values])
+def _many(
+    convert: _Convert, sequence: Callable[[Any], Any], require: _Convert | None = None
+) -> _Convert:
+    """Return what converts each; ``require`` looks at all of them before."""
+
+    def convert_all(values: Any) -> Any:
+        if require is not None:
+            require(values)
+        return sequence([convert(value) for value in values])
+
+    return convert_all
 
 
 def _plan_enum(plan: _Plan, descriptor: EnumDescriptor) -> None:

@@ -11,7 +11,7 @@ from headway.errors import invalid
 from headway.messages import LoadReport, RunningRequests
 from headway.request import StreamKey
 from protos import worker_pb2 as pb
-from services.runtime.wire.checks import MAX_DP_UNITS, an_id
+from services.runtime.wire.checks import MAX_DP_UNITS, an_id, require_at_most
 
 MAX_RUNNING = 65_536
 MAX_STEPS = 4096
@@ -40,8 +40,7 @@ def _pack_unit(running: RunningRequests) -> pb.RunningRequests:
 
 def unpack_load_report(packed: pb.LoadReport) -> LoadReport:
     """Return every unit's running requests, checked; its reader checks the number of units."""
-    if len(packed.units) > MAX_DP_UNITS:
-        raise invalid("units", len(packed.units), f"at most {MAX_DP_UNITS}")
+    require_at_most(packed.units, MAX_DP_UNITS, "units")
     numbers = [running.unit for running in packed.units]
     if numbers != list(range(len(numbers))):
         raise invalid("units", numbers, "all units, in order from 0")

@@ -13,7 +13,7 @@ from headway.forward_pass import HiddenStates
 from headway.messages import FinishedRequest
 from headway.request import StreamKey
 from protos import predictor_pb2 as pb
-from services.runtime.wire.checks import an_id
+from services.runtime.wire.checks import an_id, require_at_most
 from services.runtime.wire.codec import Codec, codec_of
 
 MAX_ROWS = 65_536
@@ -73,6 +73,7 @@ def unpack_question(packed: pb.PredictRequest) -> Question:
         raise invalid("hidden", f"{len(packed.hidden)} bytes", f"{num_bytes} bytes long")
     values = np.frombuffer(packed.hidden, dtype=_FLOAT16).reshape(num_rows, packed.width)
     hidden = HiddenStates(_keys(packed), values.astype(np.float16, copy=False))
+    require_at_most(packed.ended, MAX_ROWS, "ended")
     ended = tuple(_ENDED.unpack(one) for one in packed.ended)
     seen = SeenStates(hidden, tuple(packed.num_output_tokens), tuple(packed.num_prompt_tokens))
     return Question(an_id(packed.model, "model"), seen, ended)

@@ -11,7 +11,14 @@ from headway.messages import StreamFailure, TokenBatch
 from headway.request import MAX_LEVELS, MAX_LOGPROBS, FinishReason, TokenLogprobs
 from protos import common_pb2 as common
 from protos import gateway_pb2 as pb
-from services.runtime.wire.checks import MAX_ID_CHARS, finite, known, text
+from services.runtime.wire.checks import (
+    MAX_ENTRIES,
+    MAX_ID_CHARS,
+    finite,
+    known,
+    require_at_most,
+    text,
+)
 from services.runtime.wire.status import code_of, status_of_code
 
 _TO_PB: Mapping[FinishReason | None, common.FinishReason.ValueType] = MappingProxyType(
@@ -21,6 +28,9 @@ _TO_PB: Mapping[FinishReason | None, common.FinishReason.ValueType] = MappingPro
 _FROM_PB: Mapping[int, FinishReason | None] = {number: reason for reason, number in _TO_PB.items()}
 _ENDS = MappingProxyType({number: reason for number, reason in _FROM_PB.items() if reason})
 _MOST_CAUSE_CHARS = 200
+MAX_PROMPT_LOGPROBS = 2**17
+"""Prompt tokens of one message with log probabilities: more than a call may ask for."""
+_SPARSE = ("logprobs", "failures", "cached", "spent", "marks")
 _DAY = 86_400.0
 """The farthest that a mark may be from now, seconds."""
 
@@ -76,6 +86,8 @@ def unpack_token_batch(packed: pb.TokenBatch, *, now: float = 0.0) -> TokenBatch
     if lengths != (num_tokens,) * 3:
         all_lengths = (num_tokens, *lengths)
         raise invalid("the token arrays' lengths", all_lengths, "equal")
+    for name in _SPARSE:
+        require_at_most(getattr(packed, name), MAX_ENTRIES, name)
     try:
         reasons = [_FROM_PB[reason] for reason in packed.finish_reasons]
     except KeyError as error:
@@ -141,6 +153,9 @@ def _require_position(position: int, num_tokens: int) -> None:
 
 def _unpack_logprobs(packed: pb.TokenBatch, num_tokens: int) -> dict[int, TokenLogprobs]:
     by_position: dict[int, TokenLogprobs] = {}
+    num_prompt = sum(len(entry.prompt) for entry in packed.logprobs)
+    if num_prompt > MAX_PROMPT_LOGPROBS:
+        raise invalid("the number of prompt", num_prompt, f"at most {MAX_PROMPT_LOGPROBS}")
     for entry in packed.logprobs:
         _require_position(entry.position, num_tokens)
         prompt = tuple(_one_unpacked(one) for one in entry.prompt)

@@ -89,3 +89,31 @@ def test_the_oldest_make_room() -> None:
     assert samples is not None
     assert samples.hidden.tolist() == [[0.75], [1.0]]
     assert buffer.num_ended == 3
+
+
+def test_states_of_one_request_that_never_ends_are_thinned_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headway.core.predictor.samples.MOST_ROWS", 4)
+    buffer = SampleBuffer()
+    for count in range(7):
+        buffer.see(seen((1, count, 0.5)))
+    buffer.end(ended(1, 10))
+    samples = buffer.samples()
+    assert samples is not None
+    assert samples.remaining.tolist() == [10, 6, 4]
+
+
+def test_states_beyond_the_memory_for_them_make_room_from_the_first_that_ended() -> None:
+    buffer = SampleBuffer(most_bytes=3 * seen((1, 0, 0.5)).hidden.values.nbytes)
+    for number in (1, 2):
+        buffer.see(seen((number, 0, 0.5)))
+        buffer.end(ended(number, 10 * number))
+    for number in (3, 4, 5, 6):
+        buffer.see(seen((number, 0, 0.5)))
+    assert buffer.samples() is None
+    for number in (3, 4, 5, 6):
+        buffer.end(ended(number, 10 * number))
+    samples = buffer.samples()
+    assert samples is not None
+    assert samples.remaining.tolist() == [40, 50, 60]

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from headway.cluster import Adapter, Role, UnitLoad, WorkerInfo
-from headway.core.scheduler.events import GatewayConnected, GatewayDisconnected
+from headway.core.scheduler.events import GatewayConnected, GatewayDisconnected, Note
 from headway.errors import Code
-from headway.messages import CancelStream, Rejected
+from headway.messages import CancelStream, HeldRequest, Rejected
 from headway.policies.packing.flow_control import FlowControl
+from headway.request import StreamKey
 from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, make_request, short_pass
 
 
@@ -271,6 +272,26 @@ def test_requests_of_a_gateway_that_stays_away_are_cancelled() -> None:
     assert scheduler.cancelled("p") == []
     scheduler.wait(0.2)
     assert 1 in scheduler.cancelled("p")
+
+
+def test_gateways_that_a_worker_makes_up_are_given_up_together() -> None:
+    scheduler = make_scheduler()
+    held = [HeldRequest(StreamKey(f"made-up-{n}", n), f"r{n}", 0, 10, False) for n in (1, 2, 3)]
+    scheduler.connect(make_info("p"), *held)
+    scheduler.wait(5.1)
+    assert sorted(scheduler.cancelled("p")) == [1, 2, 3]
+    notes = [each for each in scheduler.log if isinstance(each, Note)]
+    assert [each.detail for each in notes] == ["made-up-1 and 2 more"]
+
+
+def test_more_requests_than_a_worker_can_hold_are_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headway.core.scheduler.instance.MOST_HELD", 2)
+    scheduler = make_scheduler()
+    held = [HeldRequest(key(n), f"r{n}", 0, 10, False) for n in (1, 2, 3, 4)]
+    scheduler.connect(make_info("p"), *held)
+    assert scheduler.cancelled("p") == [3, 4]
 
 
 def test_requests_of_a_gateway_that_comes_back_in_time_go_on() -> None:

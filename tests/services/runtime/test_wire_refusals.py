@@ -11,7 +11,7 @@ import pytest
 from headway.errors import Code, HeadwayError
 from headway.messages import LoadReport
 from headway.request import Request, SamplingParams
-from protos import gateway_pb2, worker_pb2
+from protos import gateway_pb2, predictor_pb2, scheduler_pb2, worker_pb2
 from services.runtime import wire
 from services.runtime.wire.status import code_of, status_of_code
 
@@ -26,6 +26,10 @@ INFO: dict[str, Any] = {
     "num_blocks": 1,
     "max_model_len": 1,
 }
+
+
+MANY = 65_537
+KEY: Any = {"gateway_id": "g", "stream_id": 1}
 
 
 def _running(**changes: Any) -> Any:
@@ -83,6 +87,12 @@ def test_a_bad_request_is_refused_by_name(change: dict[str, Any], named: str) ->
         ({"cached": [{"position": 1, "num_tokens": 4}]}, "position is 1"),
         ({"spent": [{"position": 1, "levels_spent": 4}]}, "position is 1"),
         ({"spent": [{"position": 0, "levels_spent": 65}]}, "levels_spent is 65"),
+        ({"logprobs": [{}] * MANY}, "the number of logprobs is 65537"),
+        ({"logprobs": [{"prompt": [{}] * MANY}] * 2}, "the number of prompt is 131074"),
+        ({"failures": [{}] * MANY}, "the number of failures is 65537"),
+        ({"cached": [{}] * MANY}, "the number of cached is 65537"),
+        ({"spent": [{}] * MANY}, "the number of spent is 65537"),
+        ({"marks": [{}] * MANY}, "the number of marks is 65537"),
     ],
 )
 def test_a_bad_token_batch_is_refused_by_name(batch: dict[str, Any], named: str) -> None:
@@ -116,6 +126,16 @@ def test_a_bad_token_batch_is_refused_by_name(batch: dict[str, Any], named: str)
             "65; it must be at most 64",
         ),
         ({"end_forward": {"costs": {"per_kv_token": 1e9}}}, "per_kv_token is 1000000000"),
+        ({"end_forward": {"loads": [{}] * 4097}}, "the number of loads is 4097"),
+        ({"end_forward": {"work": [{}] * 65}}, "the number of work is 65"),
+        ({"end_forward": {"prefilled": [{}] * MANY}}, "the number of prefilled is 65537"),
+        ({"end_forward": {"finished": [{}] * MANY}}, "the number of finished is 65537"),
+        ({"end_forward": {"admitted": [{}] * MANY}}, "the number of admitted is 65537"),
+        ({"snapshot": {"info": INFO, "held": [{}] * MANY}}, "the number of held is 65537"),
+        ({"snapshot": {"info": INFO, "prefixes": [{}] * 8193}}, "prefixes is 8193"),
+        ({"snapshot": {"info": INFO | {"adapters": [{}] * 1025}}}, "adapters is 1025"),
+        ({"handed_back": {"keys": [KEY] * MANY}}, "the number of keys is 65537"),
+        ({"load_report": {"units": [{}] * 4097}}, "the number of units is 4097"),
         ({"load_report": {"units": [{"unit": 1}]}}, "in order from 0"),
         (_running(remaining=[1.0, 2.0]), "equal"),
         (_running(gateways=[1]), "gateways is 1"),
@@ -152,6 +172,20 @@ def test_a_hello_that_wants_nonsense_is_refused_by_name(wants: Any, named: str) 
     hello = worker_pb2.ControlHello(scheduler_id="s", wants=worker_pb2.WantedReports(**wants))
     with pytest.raises(HeadwayError, match=named):
         wire.TO_WORKER.unpack(worker_pb2.SchedulerToWorker(hello=hello), now=0.0)
+
+
+def test_more_messages_than_a_peer_has_reason_for_are_refused_before_they_are_read() -> None:
+    dispatch: Any = {"batches": [{}] * 4097}
+    orders = worker_pb2.SchedulerToWorker(dispatch=dispatch)
+    with pytest.raises(HeadwayError, match="the number of batches is 4097; it must be at most"):
+        wire.TO_WORKER.unpack(orders, now=0.0)
+    batch: Any = {"messages": [{"cancel": KEY}] * MANY}
+    with pytest.raises(HeadwayError, match="the number of messages is 65537"):
+        wire.FROM_GATEWAY.unpack_all(scheduler_pb2.GatewayMessage(batch=batch), now=0.0)
+    question: Any = {"hidden": b"ab", "width": 1, "num_output_tokens": [1], "stream_ids": [1]}
+    question |= {"model": "m", "gateway_ids": ["g"], "gateways": [0], "ended": [KEY] * MANY}
+    with pytest.raises(HeadwayError, match="the number of ended is 65537"):
+        wire.unpack_question(predictor_pb2.PredictRequest(**question))
 
 
 def test_a_running_request_that_nothing_is_known_of_is_taken() -> None:
