@@ -159,7 +159,8 @@ class Backend(KvAccess, Protocol):
 
         A ``PENDING`` token is the one that the pass before drew for that request. Raises
         PassFailure with the requests at fault: an inconsistent item (nothing was computed) or
-        logits that are not finite. The pass may then be run without them.
+        logits that are not finite. The pass may then be run without them, and without its copies of
+        KV: they have been made.
         """
 
     def close(self) -> None:

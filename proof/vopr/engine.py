@@ -56,6 +56,7 @@ class MemoryEngine:
         self._num_expected -= 1
         self._world.num_passes += 1
         machine, world = self._machine, self._world
+        self._paged.bring_back(forward_pass)
         try:
             if machine.pass_failures:
                 machine.pass_failures -= 1

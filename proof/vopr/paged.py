@@ -58,6 +58,12 @@ class PagedEngine:
             for block, host_block in zip(swap.blocks, swap.host_blocks, strict=True):
                 self._host[host_block] = list(self._device[block])
 
+    def bring_back(self, forward_pass: ForwardPass) -> None:
+        """Copy KV back from host memory: the live engine does so in a pass that fails, too."""
+        for swap in forward_pass.swapped_in:
+            for block, host_block in zip(swap.blocks, swap.host_blocks, strict=True):
+                self._device[block] = list(self._host[host_block])
+
     def run(self, forward_pass: ForwardPass, seconds: float) -> PassResult:
         """Compute a pass that has begun; PassFailure where the one before it has failed."""
         missing = [
@@ -67,9 +73,6 @@ class PagedEngine:
         ]
         if missing:
             raise PassFailure(missing, "the pass before it drew no token")
-        for swap in forward_pass.swapped_in:
-            for block, host_block in zip(swap.blocks, swap.host_blocks, strict=True):
-                self._device[block] = list(self._host[host_block])
         sampled = tuple(
             Sampled(item.key, token)
             for item in forward_pass.items
