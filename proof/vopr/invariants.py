@@ -21,6 +21,7 @@ REMEMBERED = frozenset(
         "_paid",  # outputs that the last cancelled requests were charged for, bounded
         "_unreported",  # who pays for the last ended attempts, bounded
         "decisions",  # the last explanations, bounded
+        "_waits_since",  # of SBS's warm rule, dropped as those of the next
         "_untelling",  # of a window, those who are gone dropped once they are the majority
         "_hashes",  # names of cached blocks
         "_cached",

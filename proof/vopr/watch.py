@@ -58,7 +58,8 @@ class Watch:
         self._life = life
         self.core = core
         self._fencing_token = 0
-        self._is_draining = False
+        self._given_late: set[StreamKey] = set()
+        """Attempts that a leader gave when it had been replaced, and did not know it."""
 
     def note(self, event: object, now: float, actions: Sequence[object]) -> None:
         """Look at one step of the core."""
@@ -69,6 +70,8 @@ class Watch:
             if isinstance(event, Dispatch):
                 for request in chain.from_iterable(batch.requests for batch in event.batches):
                     self._check_alone(request.key)
+                    if self._fencing_token < world.newest_token:
+                        self._given_late.add(request.key)
             self._worker_heard(event, actions)
             for action in actions:
                 self._worker_orders(core, action)
@@ -124,7 +127,9 @@ class Watch:
     def _check_alone(self, key: StreamKey) -> None:
         """Require that an attempt that is dispatched here is on no other worker.
 
-        Nobody can tell after the store has lost where it was, or as long as it lacks workers.
+        Nobody can tell after the store has lost where it was, or as long as it lacks workers. Nor
+        can a leader whose predecessor gave it away after the election, and the gateway did not
+        hear of it: that worker stops as soon as it reports.
         """
         world, now = self._world, self._world.loop.time()
         knows_all_at = world.store.damaged_at + MEMBER_TTL
@@ -135,6 +140,9 @@ class Watch:
             if other is self or not isinstance(other.core, WorkerCore):
                 continue
             if not life.is_alive or life.is_paused:  # it may have lost its lease meanwhile
+                continue
+            is_named = other.core.info.worker_id in world.placed_on.get(key, ())
+            if key in other._given_late and not is_named:
                 continue
             detail = f"{key} is given to {self._life.name}, and {life.name} has it"
             is_there = other.core.find(key) is not None
@@ -157,7 +165,10 @@ class Watch:
     def _scheduler_heard(self, event: object) -> None:
         world = self._world
         match event:
+            case Request():
+                world.placed_on[event.key] = event.placed_on
             case Elected():
+                world.newest_token = max(world.newest_token, event.fencing_token)
                 world.hit("a leader is elected")
                 if event.saved:
                     world.hit("a takeover with live requests")

@@ -127,6 +127,10 @@ class ShellWorld:
         """When passes failed."""
         self.dispatched_at: dict[StreamKey, float] = {}
         """When each attempt first reached a worker."""
+        self.newest_token = 0
+        """The fencing token of the newest leader."""
+        self.placed_on: dict[StreamKey, tuple[str, ...]] = {}
+        """The workers that a gateway named when it last asked for an attempt."""
         self.fails = loop.create_future()
         """Done once a promise is broken."""
         self.log: list[str] | None = None

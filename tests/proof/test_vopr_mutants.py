@@ -87,7 +87,7 @@ def gives_one_token_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def waits_for_no_silent_worker(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LeaderMemory, "_may_run", lambda self, key: False)
+    patch.setattr(LeaderMemory, "_unheard", lambda self, request: set())
 
 
 def keeps_what_nobody_confirms(patch: pytest.MonkeyPatch) -> None:

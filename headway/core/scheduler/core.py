@@ -120,8 +120,10 @@ class SchedulerCore:
             self._cancel_all(given_up)
         if self._ends_grace(now):
             self._recheck_waiting()
-        for request in self._memory.released(now=now):
+        for request in self._memory.released():
             self._on_submit(request, now)
+        lost = [request.key for request in self._memory.lost(now=now)]
+        self._state.lose(lost, "the worker that may run it does not report to the new leader")
         self._memory.expire(now=now)
         for pool in self._pools.values():
             pool.expire(now=now)
@@ -347,7 +349,7 @@ class SchedulerCore:
             self._recheck_waiting()
 
     def _on_worker_gone(self, worker_id: str, reason: str, now: float) -> None:
-        self._memory.heard(worker_id, now=now)
+        self._memory.gone(worker_id, now=now)
         self._unheard.pop(worker_id, None)
         instance = self._instances.pop(worker_id, None)
         if instance is None:

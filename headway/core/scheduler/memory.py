@@ -20,13 +20,15 @@ class LeaderMemory:
 
     A resubmitted request is held back while a worker that may have it has not reported: dispatching
     it now could run it twice. Such a worker need not have a lease: that ends while the store is
-    away, or the worker is cut off from it.
+    away, or the worker is cut off from it. Where no report comes, the worker may be cut off from
+    the leader alone: its gateway stops the attempt, and asks for another one.
     """
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._saved: dict[StreamKey, SavedRequest] = {}
         self._heard: set[str] = set()
+        self._gone: set[str] = set()
         self._held_back: dict[StreamKey, Request] = {}
         self._until = -inf
 
@@ -54,24 +56,31 @@ class LeaderMemory:
 
     def holds_back(self, request: Request, *, now: float) -> bool:
         """Keep the request and return True if it must wait for a worker's report."""
-        if now >= self._until or not self._may_run(request):
+        if now >= self._until or not self._unheard(request):
             return False
         self._held_back[request.key] = request
         return True
 
-    def _may_run(self, request: Request) -> bool:
+    def _unheard(self, request: Request) -> set[str]:
+        """Return the workers that may run it and have not reported."""
         places = set(request.placed_on)
         saved = self._saved.get(request.key)
         if saved is not None:
             places.add(saved.worker_id)
             if saved.target is not None:
                 places.add(saved.target.worker_id)
-        return bool(places - self._heard - {""})  # "": on no worker
+        return places - self._heard - {""}  # "": on no worker
 
     def heard(self, worker_id: str, *, now: float) -> None:
-        """Note that a worker has reported its requests, or is gone."""
+        """Note that a worker has reported its requests."""
         if now < self._until:
             self._heard.add(worker_id)
+            self._gone.discard(worker_id)
+
+    def gone(self, worker_id: str, *, now: float) -> None:
+        """Note that a worker cannot be reached, or is no member any more."""
+        if now < self._until and worker_id not in self._heard:
+            self._gone.add(worker_id)
 
     def cancel(self, key: StreamKey) -> None:
         """Forget a request that was cancelled."""
@@ -82,13 +91,19 @@ class LeaderMemory:
         for key in [key for key in self._held_back if key.gateway_id in gateway_ids]:
             del self._held_back[key]
 
-    def released(self, *, now: float) -> list[Request]:
-        """Return requests that need not wait any longer, in order of arrival."""
-        held_back = self._held_back.values()
-        released = [r for r in held_back if now >= self._until or not self._may_run(r)]
-        for request in released:
+    def released(self) -> list[Request]:
+        """Return requests that no other worker runs, in order of arrival."""
+        return self._take_out([r for r in self._held_back.values() if not self._unheard(r)])
+
+    def lost(self, *, now: float) -> list[Request]:
+        """Return requests of which no report will come, in order of arrival."""
+        is_over, held_back = now >= self._until, self._held_back.values()
+        return self._take_out([r for r in held_back if is_over or self._unheard(r) & self._gone])
+
+    def _take_out(self, requests: list[Request]) -> list[Request]:
+        for request in requests:
             del self._held_back[request.key]
-        return released
+        return requests
 
     def expire(self, *, now: float) -> None:
         """Drop, also in the store, records that no report has confirmed in time."""
@@ -98,3 +113,4 @@ class LeaderMemory:
             self._state.changed(key)
         self._saved.clear()
         self._heard.clear()
+        self._gone.clear()

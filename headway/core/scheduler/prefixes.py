@@ -50,6 +50,7 @@ class _Tier:
         """Forget a unit with all that it holds."""
         self.drop(bit, self._held.pop(bit, {}))
         self._rooms.pop(bit, None)
+        self.num_changes += 1
 
     def note(self, bit: int, names: Sequence[BlockHash]) -> None:
         """Note that a unit uses a prompt now; a longer beginning is forgotten first."""
