@@ -36,8 +36,15 @@ class KvReceiver:
         post: Callable[[KvQuestion | KvArrived | KvAborted], None],
         now: Callable[[], float],
         nixl: NixlKv | None = None,
+        *,
+        patience: float,
     ) -> None:
-        """``nixl``: None refuses what is to be read by it, and senders take gRPC."""
+        """Make a receiver.
+
+        ``nixl``: None refuses what is to be read by it, and senders take gRPC. ``patience``: the
+        seconds that one transfer may take, so that no sender holds blocks here for ever.
+        """
+        self._patience = patience
         self._nixl = nixl
         self._backend = backend
         self._post = post
@@ -49,7 +56,15 @@ class KvReceiver:
         self._answer = action
 
     async def receive(self, chunks: AsyncIterator[Any]) -> None:
-        """Take one transfer; raise HeadwayError if it is refused."""
+        """Take one transfer; raise HeadwayError if it is refused, or takes too long."""
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._receive(chunks)
+        except TimeoutError:
+            message = f"the transfer took over {self._patience:g} s: its blocks here are free again"
+            raise HeadwayError(Code.DEADLINE_EXCEEDED, message) from None
+
+    async def _receive(self, chunks: AsyncIterator[Any]) -> None:
         first = await anext(chunks, None)
         header = wire.KV.unpack(first, now=self._now()) if first is not None else None
         if not isinstance(header, KvHeader):

@@ -98,7 +98,9 @@ class WorkerService:
             self._post, runtime.clock.now, worker_id=runtime.config.service_id
         )
         self._nixl = open_nixl(config, kv)
-        self.receiver = KvReceiver(kv, self._post, runtime.clock.now, self._nixl)
+        self.receiver = KvReceiver(
+            kv, self._post, runtime.clock.now, self._nixl, patience=config.transfer_timeout
+        )
         self._tokens = TokenLinks(
             config, nonce, self._post, runtime.clock.now, self._metrics.lost_gateway
         )

@@ -59,7 +59,8 @@ class TokenLinks:
                 self._forget,
             )
             self._links[action.gateway_id] = link
-        link.send(action.batch)
+        for part in wire.split_token_batch(action.batch):
+            link.send(part)
         failpoint("worker.tokens.queued")
 
     def _forget(self, gateway_id: str) -> None:

@@ -40,8 +40,10 @@ class ServerSide(Protocol):
 class HttpConnection(asyncio.Protocol):
     """A client's connection; the server's sweep calls ``expire`` at ``expires_at`` (loop time)."""
 
-    def __init__(self, server: ServerSide) -> None:
+    def __init__(self, server: ServerSide, made: Callable[[], None] = lambda: None) -> None:
+        """``made`` is called once the connection is there, before it counts among the others."""
         self._server = server
+        self._made = made
         self._limits = server.limits
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
@@ -67,6 +69,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         peer = transport.get_extra_info("peername")
         self._address = self._client = client_at(peer[0]) if isinstance(peer, tuple) else "local"
+        self._made()
         connections = self._server.bounds.connections
         self._is_counted = connections.take(self._address)
         if self._is_counted:

@@ -11,8 +11,10 @@ from pathlib import Path
 from services.gateway.bounds import ClientBounds
 from services.gateway.http.connection import HttpConnection
 from services.gateway.http.exchange import Handler, HttpLimits
+from services.gateway.http.tls_listener import TlsListener, bound_sockets
 
 _SWEEP_INTERVAL = 0.25
+_BACKLOG = 1024
 _UNSENT_SOCKET_BYTES = 2**18  # the kernel's share of what a slow reader may leave unread
 
 
@@ -29,7 +31,7 @@ class HttpServer:
         self.date = b""
         self._loop = asyncio.get_running_loop()
         self.time = self._loop.time
-        self._listener: asyncio.Server | None = None
+        self._listener: asyncio.Server | TlsListener | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(
@@ -37,15 +39,22 @@ class HttpServer:
     ) -> tuple[str, int]:
         """Listen; return the address it really listens on. OSError where it is taken."""
         self._sweep()
-        self._listener = await self._loop.create_server(
-            lambda: HttpConnection(self),
-            host,
-            port,
-            ssl=tls,
-            ssl_handshake_timeout=self.limits.head_timeout if tls else None,
-            backlog=1024,
-            reuse_port=False,  # two servers on one port would share it silently
-        )
+        if tls is None:
+            self._listener = await self._loop.create_server(
+                lambda: HttpConnection(self),
+                host,
+                port,
+                backlog=_BACKLOG,
+                reuse_port=False,  # two servers on one port would share it silently
+            )
+        else:
+            self._listener = TlsListener(
+                await bound_sockets(host, port, _BACKLOG),
+                tls,
+                lambda made: HttpConnection(self, made),
+                self.bounds.connections,
+                self.limits.head_timeout,
+            )
         for listening in self._listener.sockets:
             # Inherited by what it accepts.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT_SOCKET_BYTES)

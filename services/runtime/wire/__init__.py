@@ -46,7 +46,11 @@ from services.runtime.wire.streams import (
     TO_GATEWAY,
     TO_WORKER,
 )
-from services.runtime.wire.tokens import pack_token_batch, unpack_token_batch
+from services.runtime.wire.tokens import (
+    pack_token_batch,
+    split_token_batch,
+    unpack_token_batch,
+)
 
 __all__ = [
     "FROM_GATEWAY",
@@ -80,6 +84,7 @@ __all__ = [
     "report_rates",
     "scaling_decisions",
     "set_role",
+    "split_token_batch",
     "status_of",
     "transfer_kv",
     "unpack_decision",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+from typing import TypeVar
 
 from headway.errors import invalid
 from headway.life.moments import Mark, MomentKind
@@ -21,6 +22,7 @@ from services.runtime.wire.checks import (
 )
 from services.runtime.wire.status import code_of, status_of_code
 
+T = TypeVar("T")
 _TO_PB: Mapping[FinishReason | None, common.FinishReason.ValueType] = MappingProxyType(
     {reason: common.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
     | {None: common.FINISH_REASON_UNSPECIFIED}
@@ -72,6 +74,36 @@ def _pack_logprobs(packed: pb.TokenLogprobs, logprobs: TokenLogprobs) -> None:
     packed.logprob = logprobs.logprob
     packed.top_token_ids.extend(logprobs.top_token_ids)
     packed.top_logprobs.extend(logprobs.top_logprobs)
+
+
+def split_token_batch(batch: TokenBatch) -> Iterator[TokenBatch]:
+    """Yield the batch in parts that have the log probabilities of one prompt each, at most.
+
+    Those of several prompts may be more than the 4 MiB of a message, which would break the stream.
+    """
+    scored = [entry for entry, each in sorted(batch.logprobs.items()) if each.prompt]
+    begins, end_of_all = [0, *scored[1:]], len(batch.stream_ids)
+    for begin, end in zip(begins, (*begins[1:], end_of_all), strict=True):
+        yield (
+            batch
+            if len(begins) == 1
+            else TokenBatch(
+                batch.worker_id,
+                batch.stream_ids[begin:end],
+                batch.indices[begin:end],
+                batch.token_ids[begin:end],
+                batch.finish_reasons[begin:end],
+                _between(batch.logprobs, begin, end),
+                batch.failures if end == end_of_all else (),
+                num_cached=_between(batch.num_cached, begin, end),
+                levels_spent=_between(batch.levels_spent, begin, end),
+                marks=() if begin else batch.marks,
+            )
+        )
+
+
+def _between(by_entry: Mapping[int, T], begin: int, end: int) -> dict[int, T]:
+    return {entry - begin: each for entry, each in by_entry.items() if begin <= entry < end}
 
 
 def unpack_token_batch(packed: pb.TokenBatch, *, now: float = 0.0) -> TokenBatch:

@@ -350,3 +350,21 @@ async def test_it_speaks_tls_with_the_files_it_is_given(certificate: tuple[Path,
     plain.writer.write(post(b"x"))
     assert b"POST:x" not in await plain.rest()
     server.stop()
+
+
+async def test_a_tls_connection_takes_its_place_before_it_shakes_hands(
+    certificate: tuple[Path, Path],
+) -> None:
+    shared = bounds(0.5)  # of 20
+    server = HttpServer(EchoHandler(), LIMITS, shared)
+    _, port = await server.start("127.0.0.1", 0, tls_context(*certificate))
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(16)]
+    await until(lambda: shared.connections.num_taken == 10)
+    trust = ssl.create_default_context(cafile=str(certificate[0]))
+    other = asyncio.open_connection("127.0.0.1", port, ssl=trust, local_addr=("127.0.0.2", 0))
+    client = Client(*await other)
+    assert (await client.ask(post(b"x"))).endswith(b"POST:x")
+    client.writer.close()
+    await until(lambda: shared.connections.num_taken == 0)  # after the time for a handshake
+    assert [await reader.read() for reader, _ in silent] == [b""] * 16
+    server.stop()

@@ -29,6 +29,7 @@ SHORT_LIVED = {
     ("runtime/stream.py", "serve"),
     ("runtime/channel.py", "to"),  # closes a channel that was replaced
     ("gateway/http/edge.py", "_in_task"),
+    ("gateway/http/tls_listener.py", "_accept"),  # a handshake
     ("gateway/console/routes.py", "serve"),
     ("gateway/http/explained.py", "ask"),
     ("worker/token_link.py", "__init__"),

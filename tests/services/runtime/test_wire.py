@@ -303,6 +303,42 @@ def test_token_batches_round_trip(batch: m.TokenBatch) -> None:
     assert wire.unpack_token_batch(wire.pack_token_batch(batch)) == batch
 
 
+@given(token_batches(), st.sets(st.integers(0, 5)))
+def test_a_batch_is_split_where_another_prompt_is_scored(
+    batch: m.TokenBatch, places: set[int]
+) -> None:
+    batch.logprobs.update(  # type: ignore[attr-defined]  # a dict
+        {n: SCORED for n in places if n < len(batch.stream_ids)}
+    )
+    parts = list(wire.split_token_batch(batch))
+    tokens: list[tuple[Any, ...]] = []
+    for part in parts:
+        assert sum(bool(each.prompt) for each in part.logprobs.values()) <= 1
+        tokens += _tokens(part)
+    assert tokens == _tokens(batch)
+    assert [f for part in parts for f in part.failures] == batch.failures
+    assert [n for part in parts for n in part.marks] == list(batch.marks)
+    num_scored = len(places & {*range(len(batch.stream_ids))})
+    assert len(parts) == max(1, num_scored)
+
+
+SCORED = TokenLogprobs(0.0, prompt=(TokenLogprobs(-1.0),))
+
+
+def _tokens(batch: m.TokenBatch) -> list[tuple[Any, ...]]:
+    columns = (batch.stream_ids, batch.indices, batch.token_ids, batch.finish_reasons)
+    sparse = (batch.logprobs, batch.num_cached, batch.levels_spent)
+    rows = enumerate(zip(*columns, strict=True))
+    return [(*row, *(each.get(n) for each in sparse)) for n, row in rows]
+
+
+def test_all_scores_that_a_call_may_ask_for_fit_in_a_message() -> None:
+    one = TokenLogprobs(-1.0, (2**21,) * 20, (-1.0,) * 20)
+    scored = TokenLogprobs(-1.0, one.top_token_ids, one.top_logprobs, (one,) * (100_000 // 21))
+    batch = m.TokenBatch("w", [1], [0], [2], [None], {0: scored})
+    assert wire.pack_token_batch(batch).ByteSize() < 2**20
+
+
 def test_marks_are_by_the_clock_of_the_host_that_reads_them() -> None:
     mark = Mark(7, MomentKind.ADMITTED, 100.0, 12)
     batch = m.TokenBatch("w", [], [], [], [], {}, marks=[mark])

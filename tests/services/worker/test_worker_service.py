@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -183,3 +184,20 @@ async def test_malformed_kv_is_refused_and_its_blocks_come_free(
     snapshot = await Leader(worker, 1).greet()
     assert snapshot.loads[0].num_free_blocks == 160
     assert snapshot.held == ()
+
+
+async def test_a_sender_that_falls_silent_holds_its_blocks_for_the_time_of_a_transfer(
+    store_url: str, cluster: str
+) -> None:
+    async def silent() -> AsyncIterator[worker_pb2.KvChunk]:
+        yield kv_header()
+        await asyncio.Event().wait()
+
+    async with served(store_url, cluster, engine="fake", transfer_timeout=0.1) as (worker, _):
+        call: Any = worker.TransferKv
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await call(silent(), timeout=60)
+        assert ended.value.details() == (
+            "the transfer took over 0.1 s: its blocks here are free again"
+        )
+        assert (await Leader(worker, 1).greet()).held == ()
