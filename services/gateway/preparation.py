@@ -14,6 +14,7 @@ from headway.errors import Code, HeadwayError, invalid
 from headway.request import BadWord, Constraints, Request
 from services.gateway.api_call import ApiCall, ChatInput, Input, complete_sampling, with_choice
 from services.gateway.grammars import Grammar, GrammarChecker
+from services.gateway.openai.foreign_template import render_foreign
 from services.gateway.output_text import OutputText
 from services.gateway.served_model import UNKNOWN, ServedModel
 from services.gateway.tool_calls import Format, ToolReader
@@ -193,17 +194,19 @@ class Preparation:
             message = f"model {self.model.name!r} has no chat template; use /v1/completions"
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param="messages")
         as_text = self.model.codec.as_text
-        if chat.template and chat.template != template.source:
-            if not self.model.trusts_templates:
-                message = "chat_template needs a gateway with --trust-request-chat-template"
-                raise HeadwayError(Code.INVALID_ARGUMENT, message, param="chat_template")
-            template = template.other(chat.template)
-        return template.render(
+        is_own = bool(chat.template) and chat.template != template.source
+        if is_own and not self.model.trusts_templates:
+            message = "chat_template needs a gateway with --trust-request-chat-template"
+            raise HeadwayError(Code.INVALID_ARGUMENT, message, param="chat_template")
+        asked = (
             as_text(chat.messages),
             as_text(chat.template_options),
             as_text(chat.tools),
             chat.ending,
         )
+        if is_own:
+            return render_foreign(chat.template, template.special_tokens, *asked)
+        return template.render(*asked)
 
     def _form(self, call: ApiCall) -> Format | None:
         """Return the format that answers are read in; None: they are text."""

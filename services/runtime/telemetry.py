@@ -34,6 +34,7 @@ from services.runtime.store import Store
 
 _LAG_INTERVAL = 0.5
 _SILENCE = 10.0  # seconds
+_MOST_CONNECTIONS = 512  # a thread and a file each; one more is closed
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
@@ -131,6 +132,16 @@ def serve_metrics(
     silent = {"timeout": _SILENCE}  # of a connection, which holds a thread
     quiet: Any = server
     quiet.handle_error = lambda *_: None  # the end of a connection is worth no traceback
+    places, serve = threading.Semaphore(_MOST_CONNECTIONS), quiet.process_request_thread
+    quiet.verify_request = lambda *_: places.acquire(blocking=False)
+
+    def serve_in_place(request: Any, address: Any) -> None:
+        try:
+            serve(request, address)
+        finally:
+            places.release()
+
+    quiet.process_request_thread = serve_in_place
     server.RequestHandlerClass = type(handler.__name__, (handler,), silent)
     whole, nameless = make_wsgi_app(registry), make_wsgi_app(_Nameless(registry))
 

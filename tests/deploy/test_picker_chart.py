@@ -106,6 +106,10 @@ def test_every_value_is_in_the_schema() -> None:
     jsonschema.validate({**values, **needed}, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(values, schema)
+    for name in ("x, namespace: kube-system", "x}\n", "{{ .x }}", 'x"', "-x"):
+        for wrong in ({"gateway": name}, {"keda": {"deployment": name}}):
+            with pytest.raises(jsonschema.ValidationError, match="does not match"):
+                jsonschema.validate({**values, **needed, **wrong}, schema)
 
 
 @needs_helm

@@ -135,13 +135,14 @@ class ChatTemplate:
         """True if it says itself how much to reason."""
         # a plain dict: every render copies it, and a ChainMap is slow to copy
         self._template.globals = dict(self._template.globals)
-        self._special_tokens = dict(special_tokens)
+        self.special_tokens = dict(special_tokens)
         self._reserved = RESERVED.union(SPECIAL_TOKENS, self._template.globals)
 
-    def other(self, source: str) -> ChatTemplate:
+    @classmethod
+    def of_client(cls, source: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
         """Compile a client's own template; INVALID_ARGUMENT where it is none."""
         try:
-            return ChatTemplate(source, self._special_tokens)
+            return cls(source, special_tokens)
         except jinja2.TemplateError as error:
             message = f"chat_template is no template: {error}"
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param="chat_template") from error
@@ -168,7 +169,7 @@ class ChatTemplate:
         self._begin()
         try:
             text = self._template.render(
-                self._special_tokens,
+                self.special_tokens,
                 **options,
                 messages=messages,
                 tools=[*tools] or None,

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from headway.errors import HeadwayError
+from headway.errors import Code, HeadwayError
+from services.gateway.api_call import ChatEnd
 from services.gateway.model_files import read_model
 from services.gateway.openai.chat_template import MOST_STEPS, ChatTemplate
+from services.gateway.openai.foreign_template import render_foreign
 from services.gateway.tokenizer import TextCodec
 from tests.fakes.tiny_model import END, MODEL_LEN, write_model
 
@@ -126,6 +128,33 @@ def test_a_template_that_loops_for_ever_is_refused(source: str) -> None:
 def test_a_template_that_would_fill_the_memory_is_refused(source: str, said: str) -> None:
     with pytest.raises(HeadwayError, match=said):
         ChatTemplate(source, {}).render([], {})
+
+
+def foreign(source: str) -> str:
+    return render_foreign(
+        source, {"eos_token": "."}, [{"content": "ü\ud83d"}], {"n": 3}, (), ChatEnd.ANSWER
+    )
+
+
+def test_a_clients_own_template_is_rendered_in_a_process_of_its_own() -> None:
+    source = "{{ messages[0].content }}{{ n }}{{ eos_token }}{{ add_generation_prompt }}"
+    assert foreign(source) == "ü\ud83d3.True"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{% set s = namespace(x='ab') %}" + "{% set s.x = s.x ~ s.x %}" * 40, "more than 512 MiB"),
+        ("{{ 'x' | center(4000000000) }}", "more than 512 MiB"),  # as it is compiled
+        ("{{ 'x' | center(9000000) }}", "more than 8388608 characters"),
+        ("{{ 1 }", "chat_template is no template"),
+        ("{{ raise_exception('no') }}", "the model's chat template does not take these messages"),
+    ],
+)
+def test_a_clients_own_template_has_bounds_of_memory(source: str, said: str) -> None:
+    with pytest.raises(HeadwayError, match=said) as refused:
+        foreign(source)
+    assert refused.value.code is Code.INVALID_ARGUMENT
 
 
 def test_loops_that_are_counted_are_loops_as_before() -> None:

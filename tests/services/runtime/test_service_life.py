@@ -10,7 +10,7 @@ import sys
 import urllib.request
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -241,6 +241,27 @@ async def test_a_silent_connection_to_the_metrics_port_is_closed_without_a_word(
         assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
         writer.close()
     assert capfd.readouterr().err == ""
+
+
+async def test_the_metrics_port_has_a_bound_of_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(telemetry, "_MOST_CONNECTIONS", 1)
+    with telemetry.serve_metrics("127.0.0.1:0", CollectorRegistry(), Probes()) as address:
+        host, _, port = address.rpartition(":")
+        first, one_more = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        assert await asyncio.wait_for(one_more[0].read(), PATIENCE) == b""
+        first[1].close()
+        one_more[1].close()
+        assert await asyncio.wait_for(first[0].read(), PATIENCE) == b""
+        assert await asyncio.to_thread(_get_once_there, f"http://{address}/live") == "ok\n"
+
+
+def _get_once_there(url: str) -> str:
+    """Ask until the place of the connection before is free."""
+    while True:
+        with suppress(OSError):
+            return _get(url, "")
 
 
 async def test_a_service_may_open_as_many_files_as_the_system_allows(tiny: Start) -> None:
