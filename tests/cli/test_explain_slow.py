@@ -1,4 +1,4 @@
-"""``headway explain`` tells a request that three things held up all three, and replays it."""
+"""``headway explain`` tells all that held a request up, and what other policies would have done."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from cli import main
 from headway.life.form import unpacked
 from headway.life.reasons import reasons_of
 from headway.life.record import LifeRecord
+from results.recording import MAKING
+from tests.fakes.films import SCENARIO
 from tests.fakes.lives import conserves
 
 BURSTS = """
@@ -58,7 +60,36 @@ def test_a_request_behind_a_burst_moved_and_preempted_is_told_all_three_causes(
     asked = [slow.request_id, "--run", str(folder / "vllm-like-1"), "--what-if", "sbs"]
     assert main(["explain", *asked]) == 0
     text = capsys.readouterr().out
-    for cause in ("behind a burst: ", "preempted: it lost its blocks", "moved: it moved"):
+    for cause in ("behind a burst: ", "preempted: it lost its blocks", "moved: it moved "):
         assert cause in text
+    for told in ("longest: ", "decisions:", "rescheduling by current-load: to decode-"):
+        assert told in text
     assert "vllm-like, as it ran, simulated" in text
     assert "sbs, simulated" in text
+    (folder / "vllm-like-1" / MAKING).unlink()
+    assert main(["explain", *asked]) == 0
+    text = capsys.readouterr().out
+    assert "it cannot be replayed: " in text
+    assert "record it again" in text
+
+
+def test_what_another_policy_would_have_done_is_simulated_from_the_run_s_own_making(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = tmp_path / "small.toml"
+    scenario.write_text(SCENARIO)
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", "small.toml", "--preset", "sbs", "--out", "runs"]) == 0
+    monkeypatch.chdir(tmp_path.parent)  # the run says where its scenario is
+    capsys.readouterr()
+    explain = ["explain", "chat-60", "--run", str(tmp_path / "runs" / "sbs-1")]
+    assert main(explain) == 0
+    text = capsys.readouterr().out
+    for line in ("as recorded ", "sbs, as it ran, simulated ", "vllm-like, simulated "):
+        assert f"  {line}" in text
+    assert "80 requests around it on 1 prefill, 2 decode" in text
+    assert main([*explain, "--what-if", ""]) == 0
+    assert "another policy" not in capsys.readouterr().out
+    scenario.write_text(SCENARIO.replace("median = 400", "median = 300"))
+    assert main(explain) == 0
+    assert "its scenario is not what it was" in capsys.readouterr().out

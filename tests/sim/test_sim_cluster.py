@@ -235,20 +235,6 @@ def test_where_kv_is_short_requests_are_preempted_and_still_end() -> None:
     assert all(r.finished for r in records)
 
 
-def test_littles_law_holds() -> None:
-    requests = poisson(600, 5.0, 5)
-    records, _ = run(disaggregated(1, 3), requests)
-    ends = sorted(r.arrival_at + (r.ttlt or 0.0) for r in records)
-    begins = sorted(r.arrival_at for r in records)
-    span = ends[-1] - begins[0]
-    area, num_open, before = 0.0, 0, begins[0]
-    for at, change in sorted([(t, 1) for t in begins] + [(t, -1) for t in ends]):
-        area += num_open * (at - before)
-        num_open, before = num_open + change, at
-    mean_time = sum(r.ttlt or 0.0 for r in records) / len(records)
-    assert area / span == pytest.approx(len(records) / span * mean_time, rel=0.02)
-
-
 def test_a_policy_by_name_changes_what_happens() -> None:
     requests = poisson(200, 12.0, 2)
     sbs, _ = run(disaggregated(2, 2), requests)

@@ -46,21 +46,6 @@ def test_the_tail_of_response_times_falls_as_theory_says(records: list[Record]) 
     assert slope == pytest.approx(1.0 - RATE, rel=0.08)
 
 
-def test_littles_law_holds(records: list[Record]) -> None:
-    times = [record.ttlt or 0.0 for record in records]
-    span = max(r.arrival_at + t for r, t in zip(records, times, strict=True))
-    changes = sorted(
-        [(r.arrival_at, 1) for r in records]
-        + [(r.arrival_at + t, -1) for r, t in zip(records, times, strict=True)]
-    )
-    area, inside, before = 0.0, 0, 0.0
-    for at, change in changes:
-        area += inside * (at - before)
-        inside, before = inside + change, at
-    rate = len(records) / span
-    assert area / span == pytest.approx(rate * statistics.fmean(times), rel=0.02)
-
-
 def test_the_mean_wait_is_the_textbooks(records: list[Record]) -> None:
     mean = statistics.fmean(record.ttlt or 0.0 for record in records)
     assert mean == pytest.approx(1 / (1.0 - RATE), rel=0.15)

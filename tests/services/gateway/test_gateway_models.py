@@ -71,13 +71,6 @@ async def test_a_model_that_is_not_served_is_refused_with_those_that_are(both: C
         assert counted.json()["max_model_len"] == SHORT
 
 
-async def test_each_has_its_own_limit_of_length(both: Cluster) -> None:
-    text = "a" * SHORT
-    assert (await both.openai().completions.create(model="tiny", prompt=text)).choices[0].text
-    with pytest.raises(openai.BadRequestError, match=f"may have {SHORT} tokens here"):
-        await both.openai().completions.create(model="plain", prompt=text, max_tokens=2)
-
-
 async def test_kserves_clients_find_both(both: Cluster) -> None:
     pb = inference_pb2
     async with grpc.aio.insecure_channel(both.grpc_address) as channel:

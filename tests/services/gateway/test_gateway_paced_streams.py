@@ -90,9 +90,3 @@ async def test_what_is_no_option_of_ours_is_refused(pacing: Cluster) -> None:
     for ours in ({"pacing": "off"}, {"pace": False}, "off"):
         with pytest.raises(BadRequestError, match="headway"):
             await read(pacing, "a", extra_body={"headway": ours})
-
-
-async def test_without_a_pacing_preset_nothing_is_held(tmp_path: Path, store_url: str) -> None:
-    async with cluster(tmp_path, store_url) as running:
-        await read(running, f"<think>hm</think>{ANSWER}")
-        assert (await running.metrics())[PACED] == 0

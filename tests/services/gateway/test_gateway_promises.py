@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from headway.errors import Code
 from headway.messages import Rejected
@@ -50,30 +51,18 @@ async def test_a_request_over_its_deadline_breaks_all_it_was_promised(
         assert counts(running) == {(name, "no"): 1.0 for name in names}
 
 
-async def test_a_refusal_breaks_promises_unless_the_request_is_at_fault(
-    tmp_path: Path, store_url: str
+@pytest.mark.parametrize("num_outputs", [1, 3])
+async def test_a_refusal_breaks_every_outputs_promises_unless_the_request_is_at_fault(
+    tmp_path: Path, store_url: str, num_outputs: int
 ) -> None:
     classes = write(tmp_path, ttft=3600)
     async with cluster(tmp_path, store_url, classes=classes) as running:
         running.emulated.rejection = Rejected(StreamKey("", 0), Code.INVALID_ARGUMENT, "too long")
-        assert (await post(running)).status_code == 400
+        assert (await post(running, n=num_outputs)).status_code == 400
         assert counts(running) == {}
         running.emulated.rejection = Rejected(StreamKey("", 0), Code.RESOURCE_EXHAUSTED, "full")
-        assert (await post(running)).status_code == 429
-        assert counts(running) == {("ttft", "no"): 1.0}
-
-
-async def test_all_outputs_of_a_call_break_their_promises_with_the_one_that_fails(
-    tmp_path: Path, store_url: str
-) -> None:
-    classes = write(tmp_path, ttft=3600)
-    async with cluster(tmp_path, store_url, classes=classes) as running:
-        running.emulated.rejection = Rejected(StreamKey("", 0), Code.RESOURCE_EXHAUSTED, "full")
-        assert (await post(running, n=3)).status_code == 429
-        assert counts(running) == {("ttft", "no"): 3.0}
-        running.emulated.rejection = Rejected(StreamKey("", 0), Code.INVALID_ARGUMENT, "too long")
-        assert (await post(running, n=3)).status_code == 400
-        assert counts(running) == {("ttft", "no"): 3.0}
+        assert (await post(running, n=num_outputs)).status_code == 429
+        assert counts(running) == {("ttft", "no"): num_outputs}
 
 
 async def test_a_client_that_leaves_breaks_what_is_overdue_alone(

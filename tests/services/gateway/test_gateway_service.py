@@ -151,14 +151,6 @@ async def test_too_many_waiting_are_sent_away_and_welcome_later(
         assert answer.choices[0].text == "a"
 
 
-async def test_a_request_over_its_time_is_408(tmp_path: Path, store_url: str) -> None:
-    async with cluster(tmp_path, store_url, request_timeout=0.2) as running:
-        running.emulated.paused = True
-        with pytest.raises(openai.APIStatusError) as caught:
-            await running.openai().completions.create(model="tiny", prompt="a")
-        assert caught.value.status_code == 408
-
-
 async def test_a_request_over_its_time_ends_with_the_tokens_so_far_and_says_so(
     tmp_path: Path, store_url: str
 ) -> None:

@@ -379,17 +379,6 @@ async def test_a_killed_endpoint_gets_no_request_once_a_scrape_has_failed(
             assert named(await exchange.ask(_BODY)) == [second]
 
 
-async def test_a_frozen_endpoint_is_left_out_and_comes_back(endpoints: Endpoints) -> None:
-    first, second = await endpoints.add(), await endpoints.add()
-    async with picker(first, second) as service:
-        endpoints.by_address[first].frozen.clear()
-        await until(lambda: {e.address: e.health for e in service.endpoints()}[first] == "silent")
-        async with Exchange(service.address) as exchange:
-            assert named(await exchange.ask(_BODY)) == [second]
-        endpoints.by_address[first].frozen.set()
-        await until(lambda: {e.address: e.health for e in service.endpoints()}[first] == "up")
-
-
 async def test_requests_still_get_an_endpoint_when_all_metrics_are_silent(
     endpoints: Endpoints,
 ) -> None:
