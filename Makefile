@@ -129,7 +129,7 @@ model-train: install
 
 # SmolLM2-135M-Instruct in run/smollm2, for the tests and benches that want a real model.
 real-model: install
-	$(BIN)/python -m models.real $(ARGS)
+	$(BIN)/python -m models.real
 
 # Agents and chats through a real Envoy, with the endpoint picker and with Envoy's own policies: in front of two
 # stock vLLMs on CPUs where install-vllm has made an environment (VLLM_VENV names another), else of emulated

@@ -112,7 +112,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell(progress: ProgressBar, trial: Trial, what: str) -> None:
-    """Show what is tried, and the best so far."""
     progress.tries(f"{what} ({trial.num_runs} clusters before)")
     if kept := keeping(trial):
         best = kept[0]
@@ -120,7 +119,6 @@ def _tell(progress: ProgressBar, trial: Trial, what: str) -> None:
 
 
 def _check_output(args: argparse.Namespace) -> None:
-    """Refuse what cannot be written before anything runs."""
     if args.plot is not None:
         require_extra("matplotlib", "--plot")
     if args.out is not None and args.emit is None:

@@ -50,18 +50,10 @@ def _add_train(kinds: Any) -> None:
     add = kinds.add_parser("train", help="train on samples, write a version").add_argument
     add("samples", type=Path, nargs="+", help="what `headway predictor collect` wrote")
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the model's versions")
-    add(
-        "--layers",
-        type=int,
-        nargs="+",
-        metavar="WIDTH",
-        help="hidden widths (default: 2048 512 64, narrower for models under 1024)",
-    )
     add("--rate", type=float, default=1e-3, help="peak learning rate (default 1e-3)")
     add("--batch-size", type=int, default=64, help="samples a step (default 64)")
     add("--epochs", type=int, default=100, help="at most (default 100)")
     add("--patience", type=int, default=10, help="epochs without a better one (default 10)")
-    add("--weight-decay", type=float, default=0.01, help="of AdamW (default 0.01)")
     add(
         "--weight",
         type=float,

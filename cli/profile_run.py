@@ -119,7 +119,6 @@ def _sizes(args: argparse.Namespace, name: str) -> tuple[int, ...]:
 
 
 def _flags(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the workers' flags."""
     names = ["model", "device", "dtype", "quantization", "chunk_tokens", "block_size"]
     names += ["kv_cache_gib", "max_model_len"]
     pairs = [(f"--{name.replace('_', '-')}", str(getattr(args, name))) for name in names]

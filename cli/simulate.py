@@ -232,7 +232,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_output(args: argparse.Namespace) -> None:
-    """Refuse what cannot be written before anything runs."""
     if args.stream and (args.out is not None or args.plots is not None):
         raise invalid("--stream", True, "without --out and --plots: it keeps no request for them")
     if args.fidelity == POLICIES and (args.out is not None or args.plots is not None):
@@ -338,7 +337,6 @@ def _plot(
     results: Sequence[Found],
     table: Sequence[Mapping[str, object]],
 ) -> None:
-    """Draw all runs beside each other."""
     runs = {
         j.name: f.values for j, f in zip(jobs, results, strict=True) if j.seed == 1 and f.values
     }
@@ -350,7 +348,6 @@ def _plot(
 
 
 def _run_all(jobs: Sequence[SimulationJob], num_processes: int) -> list[Found]:
-    """Run all jobs in order, with a progress bar."""
     names = [job.name for job in jobs]
     if num_processes <= 1 or len(jobs) == 1:
         return list(counted(map(simulate_job, jobs), "simulating", names))

@@ -63,7 +63,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _print_once(console: Console, url: str, key: str, query: Mapping[str, str]) -> None:
-    """Print the first frame."""
     async for frame in frames(url, key, query):
         console.print(picture(frame))
         return

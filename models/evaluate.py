@@ -117,8 +117,8 @@ def written_whole(model: Any, tokenizer: Any, written: Written) -> bool:
     )
 
 
-def requests_table(folder: Path, per_kind: int, seed: int, failures: int) -> dict[str, float]:
-    """Measure each kind of request; print some whose answers were not whole."""
+def requests_table(folder: Path, per_kind: int, seed: int) -> dict[str, float]:
+    """Measure each kind of request."""
     model, tokenizer = load(folder)
     shares = {}
     for name, make in KINDS.items():
@@ -127,10 +127,6 @@ def requests_table(folder: Path, per_kind: int, seed: int, failures: int) -> dic
         whole = [written_whole(model, tokenizer, each) for each in drawn]
         shares[name] = sum(whole) / per_kind
         print(f"{name:<16}{per_kind:>8}{shares[name]:>10.1%}", flush=True)
-        wrong = [each for each, right in zip(drawn, whole, strict=True) if not right]
-        for each in wrong[:failures]:
-            prompt, pieces = decided(each)
-            print(f"\n{prompt}\nexpected {''.join(piece.text for piece in pieces)}")
     return shares
 
 
@@ -185,7 +181,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="0 decodes greedily")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file to write the table to")
-    parser.add_argument("--failures", type=int, default=0, help="how many wrong outputs to print")
     given = parser.parse_args(argv)
     torch.set_num_threads(2)
     torch.manual_seed(given.seed)
@@ -195,11 +190,8 @@ def main(argv: list[str] | None = None) -> None:
     rows: dict[str, Any] = table(outcomes)
     show(rows)
     print(f"decoded in {time.monotonic() - began:.0f} s")
-    wrong = random.Random(given.seed).sample(outcomes, len(outcomes))
-    for each in [each for each in wrong if not each.right][: given.failures]:
-        print(f"\n{each.example.prompt}\nexpected {each.example.answer}\n{each.completion}")
     if given.requests:
-        rows["requests"] = requests_table(given.model, given.requests, given.seed, given.failures)
+        rows["requests"] = requests_table(given.model, given.requests, given.seed)
     if given.json:
         given.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 

@@ -6,7 +6,6 @@ is a plain Llama checkpoint in bfloat16: 269 MB, 49,152 tokens, a context of 8,1
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -82,18 +81,13 @@ def make(folder: Path) -> None:
 
 def main() -> int:
     """Make the checkpoint unless it is there."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, prog="make real-model", description=__doc__
-    )
-    parser.add_argument("--to", type=Path, default=FOLDER, help=f"folder ({FOLDER.name} in run/)")
-    folder: Path = parser.parse_args().to
     try:
-        if not is_there(folder):
-            make(folder)
+        if not is_there():
+            make(FOLDER)
     except HeadwayError as error:
         print(error.message, file=sys.stderr)
         return 1
-    print(f"{folder}: SmolLM2-135M-Instruct, bfloat16; headway up --model {folder}")
+    print(f"{FOLDER}: SmolLM2-135M-Instruct, bfloat16; headway up --model {FOLDER}")
     return 0
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from services.gateway.detokenise import byte_alphabet
+
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 THINK, END_THINK = "<think>", "</think>"
 MARKERS = (END_OF_TEXT, IM_START, IM_END, THINK, END_THINK)  # ids 256..260 in this order
@@ -52,15 +54,6 @@ CHAT_TEMPLATE = """\
 """
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Map the printable stand-in of every byte, as byte-level tokenizers write it, to the byte."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    alphabet = {chr(byte): byte for byte in plain}
-    alphabet.update({chr(256 + place): byte for place, byte in enumerate(others)})
-    return alphabet
-
-
 def pieces() -> pre_tokenizers.PreTokenizer:
     """Build what cuts a text into pieces: each is one token, or as many as it has bytes."""
     return pre_tokenizers.Sequence(
@@ -73,7 +66,7 @@ def pieces() -> pre_tokenizers.PreTokenizer:
 
 def build_tokenizer() -> Tokenizer:
     """Build the tokenizer with its markers as ids 256..260 and words after them."""
-    vocabulary = _byte_alphabet() | MARKER_IDS
+    vocabulary = byte_alphabet() | MARKER_IDS
     for word in WORDS:
         ((written, _),) = pieces().pre_tokenize_str(word)
         vocabulary[written] = len(vocabulary)

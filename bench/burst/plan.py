@@ -14,7 +14,10 @@ from headway.cost.buckets import NUM_BUCKETS
 from headway.cost.profile import Profile
 from headway.workload.arrivals import arrivals
 
+UTILISATION = 0.7
+"""Share of every instance that policies plan with."""
 _OVER = 1.05
+_BURST_RATE = 10.0  # requests/s
 _LEAST_OUTPUT = 16
 
 CONTENDERS = MappingProxyType(
@@ -39,13 +42,13 @@ class BurstLoad:
     ``after``: seconds at ``rate`` again. Every request has so many tokens.
     """
 
-    rate: float
-    burst_rate: float
-    before: float
-    burst: float
-    after: float
     prompt_tokens: int
     output_tokens: int
+    rate: float = 1.0
+    burst_rate: float = _BURST_RATE
+    before: float = 10.0
+    burst: float = 20.0
+    after: float = 40.0
 
     @property
     def burst_ends_at(self) -> float:
@@ -84,14 +87,15 @@ class BurstLoad:
         return timed(make_plan(options), instants)
 
 
-def filling(profile: Profile, rate: float, utilisation: float) -> tuple[int, int]:
-    """Return tokens of a request (prompt, output) of which so many (1/s) are just too much.
+def filling(profile: Profile) -> BurstLoad:
+    """Return a burst of requests with so many tokens that it is just too much.
 
-    That is for one prefiller and one decoder at their planned ``utilisation``: the least load that
-    a policy by velocities answers with a second one of both.
+    That is for one prefiller and one decoder at their planned utilisation: the least load that a
+    policy by velocities answers with a second one of both.
     """
+    rate = _BURST_RATE
     most_input, most_output = profile.buckets.lengths(NUM_BUCKETS - 1)
-    num_prompt = ceil(_OVER * utilisation * profile.prefill_velocity() / rate)
+    num_prompt = ceil(_OVER * UTILISATION * profile.prefill_velocity() / rate)
     num_prompt = max(1, min(num_prompt, int(most_input)))
 
     def decoders(num_output: int) -> float:
@@ -99,23 +103,23 @@ def filling(profile: Profile, rate: float, utilisation: float) -> tuple[int, int
         return rate * (num_prompt + num_output) / profile.decode_velocity(bucket)
 
     outputs = range(_LEAST_OUTPUT, int(most_output))
-    fitting = (n for n in outputs if decoders(n) >= _OVER * utilisation)
-    return num_prompt, next(fitting, int(most_output))
+    fitting = (n for n in outputs if decoders(n) >= _OVER * UTILISATION)
+    return BurstLoad(num_prompt, next(fitting, int(most_output)))
 
 
 def scaling_params(
-    name: str, profile: Profile, load: BurstLoad, ttft_slo: float, utilisation: float
+    name: str, profile: Profile, load: BurstLoad, ttft_slo: float
 ) -> Mapping[str, Any]:
     """Return a contender's parameters: thresholds are what an instance carries by the profile.
 
-    So every policy knows the same of the machine, and plans with the same ``utilisation`` of it.
+    So every policy knows the same of the machine, and plans with the same share of it.
     """
     size = load.prompt_tokens + load.output_tokens
     bucket = profile.buckets.of(load.prompt_tokens, load.output_tokens)
     prefill_per_s = profile.prefill_velocity() / load.prompt_tokens
     decode_per_s = profile.decode_velocity(bucket) / size
     prefilling = max(1.0, prefill_per_s * ttft_slo)
-    same = {"target_utilisation": utilisation}
+    same = {"target_utilisation": UTILISATION}
     match name:
         case "tokenscale":
             return same

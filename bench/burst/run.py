@@ -32,6 +32,8 @@ from services.runtime.channel import open_channel
 from services.runtime.identity.roles import ServiceRole
 from services.runtime.store import Store
 
+SEED = 0
+_TTFT_SLO = 0.25  # seconds
 _LOOK_INTERVAL = 0.25
 _BLOCK_SIZE = 16
 _SETTLED = 3.0  # seconds after the burst that its last requests may take to their first token
@@ -45,17 +47,32 @@ class BurstComparison(LiveComparison):
     """The scaling policies, each over a cluster of its own."""
 
     width = 160
+    figures = (
+        Figure("ttft_p50", "TTFT P50, s", 0.1),
+        Figure("ttft_p99", "TTFT P99, s", 0.1),
+        Figure("burst_ttft_p50", "TTFT P50 in the burst, s", 0.1),
+        Figure("burst_ttft_p99", "TTFT P99 in the burst, s", 0.1),
+        Figure("peak_ttft", "TTFT at its peak (a second's median), s", 0.1),
+        Figure("attainment", f"TTFT of {_TTFT_SLO:g} s or less, %", 1.0, more_is_better=True),
+        Figure("tbt_p99", "time between tokens P99, s", 0.05),
+        Figure("most_workers", "workers, most", 0.1),
+        Figure("mean_workers", "workers, mean", 0.1),
+        Figure("ordered", "workers ordered", 0.1),
+        Figure("gone", "workers gone", 0.1),
+        Figure("ready_after", "first one ready after, s", 1.0),
+        Figure("num_requests", "requests", 1.0, more_is_better=True),
+        Figure("num_failed", "failed", 1.0),
+        Figure("resubmitted", "submitted again", 1.0),
+    )
 
     def __init__(self, args: Namespace, names: Sequence[str], profile: Profile) -> None:
         super().__init__()
         self._args = args
-        self._load = burst_load(args, profile)
+        self._load = filling(profile)
         self._params = {
-            name: scaling_params(name, profile, self._load, args.ttft_slo, args.utilisation)
-            for name in names
+            name: scaling_params(name, profile, self._load, _TTFT_SLO) for name in names
         }
         self.systems = names
-        self.figures = figures(args.ttft_slo)
         for name in names:
             refuse_wrong_options(_options(args, name, self._params[name]), self._folder(name))
 
@@ -78,7 +95,7 @@ class BurstComparison(LiveComparison):
         requests = await replayed(target.url, plan)
         await asyncio.sleep(max(0.0, load.seconds - workers[-1][0]))
         watching.cancel()
-        seen = figures_of(requests, workers, load, self._args.ttft_slo)
+        seen = figures_of(requests, workers, load)
         seen["resubmitted"] = await num_resubmitted(target.url)
         details = {
             "ttft_by_second": ttft_by_second(requests),
@@ -111,51 +128,16 @@ class BurstComparison(LiveComparison):
         plots.burst(folder, ttft, workers, (self._load.before, self._load.burst_ends_at))
 
 
-def burst_load(args: Namespace, profile: Profile) -> BurstLoad:
-    """Return the load that was asked for; a length left out is one that fills an instance."""
-    prompt_tokens, output_tokens = filling(profile, args.burst_rate, args.utilisation)
-    return BurstLoad(
-        args.rate,
-        args.burst_rate,
-        args.before,
-        args.burst,
-        args.after,
-        args.prompt_tokens or prompt_tokens,
-        args.output_tokens or output_tokens,
-    )
-
-
 # --- figures --------------------------------------------------------------------------
 
 
-def figures(ttft_slo: float) -> Sequence[Figure]:
-    """Return the table's rows."""
-    return (
-        Figure("ttft_p50", "TTFT P50, s", 0.1),
-        Figure("ttft_p99", "TTFT P99, s", 0.1),
-        Figure("burst_ttft_p50", "TTFT P50 in the burst, s", 0.1),
-        Figure("burst_ttft_p99", "TTFT P99 in the burst, s", 0.1),
-        Figure("peak_ttft", "TTFT at its peak (a second's median), s", 0.1),
-        Figure("attainment", f"TTFT of {ttft_slo:g} s or less, %", 1.0, more_is_better=True),
-        Figure("tbt_p99", "time between tokens P99, s", 0.05),
-        Figure("most_workers", "workers, most", 0.1),
-        Figure("mean_workers", "workers, mean", 0.1),
-        Figure("ordered", "workers ordered", 0.1),
-        Figure("gone", "workers gone", 0.1),
-        Figure("ready_after", "first one ready after, s", 1.0),
-        Figure("num_requests", "requests", 1.0, more_is_better=True),
-        Figure("num_failed", "failed", 1.0),
-        Figure("resubmitted", "submitted again", 1.0),
-    )
-
-
 def figures_of(
-    requests: Sequence[ReplayedRequest], workers: Workers, load: BurstLoad, ttft_slo: float
+    requests: Sequence[ReplayedRequest], workers: Workers, load: BurstLoad
 ) -> dict[str, float]:
     """Return all figures; times of which there are none are left out."""
     sizes = [sum(counts.values()) for _, counts in workers]
     steps = [after - before for before, after in pairwise(sizes)]
-    kept = sum(each.times is not None and each.times.ttft <= ttft_slo for each in requests)
+    kept = sum(each.times is not None and each.times.ttft <= _TTFT_SLO for each in requests)
     ready_after = _first_ready(workers, load)
     return {
         **spread("ttft", _ttfts(requests, 0.0, load.seconds)),

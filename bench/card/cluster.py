@@ -151,7 +151,6 @@ class ClusterBench:
                 up.stop(_STOP)
 
     def _ask(self, url: str, name: str, rate: float, num_requests: int) -> dict[str, Any]:
-        """Offer one load; return its figures."""
         file = self._folder / f"{name}.json"
         command = headway(
             *("bench", "serve", "--url", url, "--prompts", "random-tokens"),

@@ -147,7 +147,6 @@ class LiveFlood(LiveComparison):
 
 
 def _ttfts(requests: Sequence[ReplayedRequest]) -> Mapping[tuple[str, int], float]:
-    """Return TTFTs by side and number."""
     return {
         (each.planned.task, each.planned.index): each.times.ttft
         for each in requests

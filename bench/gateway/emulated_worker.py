@@ -266,7 +266,6 @@ class _Scheduler(scheduler_pb2_grpc.SchedulerServicer):
             scheduler_pb2.GatewayMessage, scheduler_pb2.SchedulerMessage
         ],
     ) -> AsyncIterator[scheduler_pb2.SchedulerMessage]:
-        """See ``protos/scheduler.proto``."""
         messages = aiter(request_iterator)
         hello = wire.FROM_GATEWAY.unpack(await anext(messages), now=time.time())
         assert isinstance(hello, GatewayHello)
@@ -289,7 +288,6 @@ class _Scheduler(scheduler_pb2_grpc.SchedulerServicer):
         request: scheduler_pb2.ExplainRequest,
         context: grpc.aio.ServicerContext[scheduler_pb2.ExplainRequest, scheduler_pb2.ExplainReply],
     ) -> scheduler_pb2.ExplainReply:
-        """See ``protos/scheduler.proto``."""
         self._emulated.asked_about.append(request.request_id)
         return scheduler_pb2.ExplainReply(decisions=self._emulated.decisions)
 
@@ -300,7 +298,6 @@ class _Scheduler(scheduler_pb2_grpc.SchedulerServicer):
             scheduler_pb2.PictureRequest, scheduler_pb2.ClusterPicture
         ],
     ) -> scheduler_pb2.ClusterPicture:
-        """See ``protos/scheduler.proto``."""
         if self._emulated.picture is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "it does not answer")
         packed: scheduler_pb2.ClusterPicture = wire.PICTURE.pack(self._emulated.picture)

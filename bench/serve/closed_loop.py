@@ -39,7 +39,6 @@ class _Caller(asyncio.Protocol):
         self.ended = ended
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Asyncio's."""
         self._transport = cast(asyncio.Transport, transport)
         self._ask()
 
@@ -48,18 +47,15 @@ class _Caller(asyncio.Protocol):
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Asyncio's."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._fail(f"no HTTP: {error}")
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Asyncio's."""
         self._fail(f"the connection closed ({error or 'by the server'})")
 
     def on_message_complete(self) -> None:
-        """End the message; called by the parser."""
         now, status = time.perf_counter(), self._parser.get_status_code()
         if status != 200:
             self._fail(f"HTTP {status}")

@@ -146,7 +146,6 @@ def _refuse_wrong_numbers(args: argparse.Namespace) -> None:
 
 
 def _sessions(args: argparse.Namespace) -> Callable[[int], Sequence[Session]]:
-    """Return what makes the sessions of a seed."""
     read = None if args.file is None else scaled(_read(args), args.scale)
     load = AgentLoad(
         num_sessions=args.sessions or AgentLoad().num_sessions,
@@ -178,7 +177,6 @@ def _read(args: argparse.Namespace) -> Sequence[Session]:
 
 
 def _systems(args: argparse.Namespace) -> dict[str, Serve]:
-    """Return what starts each system, by its name."""
     if args.compare is None:
         return {args.url: partial(endpoint, args.url)}
     names = [name for name in args.compare.split(",") if name]

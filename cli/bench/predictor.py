@@ -11,11 +11,7 @@ from services.predictor.network import NetworkShape, default_layers
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Register the options."""
-    add = parser.add_argument
-    add("--width", type=int, action="append", metavar="D", help="default: 3584 and 128")
-    add("--batch", type=int, action="append", metavar="N", help="default: 1, 10, 64, 256")
-    add("--repeats", type=int, default=200, help="batches timed (default 200)")
-    add("--num-threads", type=int, default=1, help="torch threads (default 1)")
+    parser.add_argument("--repeats", type=int, default=200, help="batches timed (default 200)")
     parser.set_defaults(run=run)
 
 
@@ -24,10 +20,9 @@ def run(args: argparse.Namespace) -> int:
     require_ranges(args, repeats=(1, 1_000_000))
     print("| d | parameters | batch | median ms | best ms | p99 ms | paper ms |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    for width in args.width or (PAPER_WIDTH, 128):
+    for width in (PAPER_WIDTH, 128):
         shape = NetworkShape(width, default_layers(width))
-        batches = tuple(args.batch or BATCHES)
-        for row in measure_latency(shape, batches, args.repeats, args.num_threads):
+        for row in measure_latency(shape, BATCHES, args.repeats):
             paper = PAPER_MS.get(row.batch_size) if width == PAPER_WIDTH else None
             of_paper = f"{paper:g}" if paper is not None else ""
             print(

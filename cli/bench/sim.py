@@ -113,7 +113,6 @@ def _spec(args: argparse.Namespace) -> ClusterSpec:
 
 
 def _some(args: argparse.Namespace) -> Iterator[SimRequest]:
-    """Return the requests; HeadwayError for none."""
     requests = _requests(args)
     first = next(requests, None)
     if first is None:

@@ -37,7 +37,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add = parser.add_argument
     add("--times", type=int, default=2, metavar="N", help="starts of each (2; the first is cold)")
-    add("--within", type=float, default=300.0, metavar="S", help="the longest start (300)")
     add("--log-dir", type=Path, default=Path("run/start"), help="the servers' logs (run/start)")
     add_json(parser, "write every start's seconds")
     parser.set_defaults(run=run)
@@ -45,10 +44,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start each as often as asked, and print."""
-    require_ranges(args, times=(1, 100), within=(1.0, 3600.0))
+    require_ranges(args, times=(1, 100))
     args.log_dir.mkdir(parents=True, exist_ok=True)
     makers = {"headway up": _headway, **({"vllm serve": _vllm} if find_spec("vllm") else {})}
-    starts = Starts(makers, args.model, args.log_dir, args.within)
+    starts = Starts(makers, args.model, args.log_dir)
     return asyncio.run(compare(starts, range(1, args.times + 1), args.json)).status
 
 
@@ -73,7 +72,7 @@ class Starts(LiveComparison):
         makers: Mapping[str, Callable[[str, Path], Starting]],
         model: str,
         folder: Path,
-        within: float,
+        within: float = 300.0,
     ) -> None:
         super().__init__()
         self._makers = makers

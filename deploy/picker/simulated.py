@@ -137,7 +137,6 @@ class Run:
     # --- clients ----------------------------------------------------------------------
 
     def _go(self, session: Iterator[float | Asked]) -> None:
-        """Let a session go on until it pauses or asks."""
         step = next(session, None)
         if isinstance(step, Asked):
             step.done = lambda: self._go(session)

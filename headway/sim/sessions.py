@@ -176,7 +176,6 @@ class SessionClients:
         self._ask(running)
 
     def _ask(self, running: _Running) -> None:
-        """Ask a session's next turn."""
         running.place += 1
         running.num_open = 1
         running.task.num_turns += 1

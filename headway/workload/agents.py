@@ -144,11 +144,9 @@ class _Maker:
         self._weights = [1 / (place + 1) ** params.zipf for place in range(params.types)]
 
     def sessions(self) -> list[Session]:
-        """Return what was drawn."""
         return [each for each in self._sessions if each is not None]
 
     def fresh(self, num: int) -> list[int]:
-        """Return ids that nobody has."""
         return list(islice(self._ids, max(0, num)))
 
     def tokens(self, median: float, sigma: float, least: float, most: float) -> int:
@@ -227,7 +225,6 @@ class _Maker:
         return tuple(children)
 
     def _cover(self, ids: list[int], length: int) -> None:
-        """Have ids for so many tokens."""
         ids += self.fresh(-(-length // BLOCK_TOKENS) - len(ids))
 
 

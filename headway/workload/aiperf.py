@@ -129,7 +129,6 @@ def _hash_ids(record: Record) -> tuple[int, ...]:
 
 
 def _text(turn: Record) -> str:
-    """Return a turn's text; images and the like have no length that is known."""
     texts = turn.get("texts", [turn["text"]] if "text" in turn else None)
     if not isinstance(texts, list) or not all(isinstance(t, str) for t in texts) or not any(texts):
         raise BadValueError("text", texts, "a text, or texts, of at least one character")

@@ -87,12 +87,10 @@ def train_version(args: argparse.Namespace) -> int:
     require_between("--weight", args.weight, 0, 1)
     samples, about = _load(args.samples)
     base = TrainSettings(
-        layers=tuple(args.layers or ()),
         rate=args.rate,
         batch_size=args.batch_size,
         num_epochs=args.epochs,
         patience=args.patience,
-        weight_decay=args.weight_decay,
         seed=args.seed,
         counts=not args.hidden_only,
     )
@@ -123,7 +121,6 @@ def _load(paths: Sequence[Path]) -> tuple[Collected, dict[str, Any]]:
 
 
 def _search(samples: Collected, base: TrainSettings, num_trials: int) -> list[Trained]:
-    """Search the paper's space with short trials."""
     trials = []
     for number, settings in enumerate(search_space(base, num_trials), start=1):
         short = replace(settings, num_epochs=_SEARCH_EPOCHS, patience=5)
@@ -176,7 +173,6 @@ def show(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _bar(what: str, total: int) -> Iterator[tuple[Progress, TaskID]]:
-    """Show a progress bar on standard error."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

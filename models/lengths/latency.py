@@ -29,11 +29,9 @@ class Latency:
     p99_ms: float
 
 
-def measure_latency(
-    shape: NetworkShape, batches: Sequence[int], repeats: int, num_threads: int
-) -> list[Latency]:
-    """Measure a network of that shape with random weights: states in, lengths out."""
-    torch.set_num_threads(num_threads)
+def measure_latency(shape: NetworkShape, batches: Sequence[int], repeats: int) -> list[Latency]:
+    """Measure a network of that shape with random weights on one thread: states in, lengths out."""
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     network = LengthNetwork(shape).eval().for_scoring()
     rng = np.random.default_rng(0)

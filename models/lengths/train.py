@@ -146,7 +146,6 @@ def _one_epoch(
     optimizer: torch.optim.Optimizer,
     parts: Iterable[tuple[torch.Tensor, torch.Tensor]],
 ) -> float:
-    """Train one epoch; return its mean absolute error in tokens."""
     network.train()
     total, count = 0.0, 0
     for inputs, remaining in parts:

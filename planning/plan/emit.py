@@ -102,7 +102,6 @@ def _shared(plan: Sizing, role: Role, environment: Iterable[str]) -> Iterator[st
 
 
 def _worker(role: Role, place: int, gpus: Iterable[int]) -> Iterator[str]:
-    """Yield a worker's service."""
     name = f"plan-{role.value}-{place}"
     ids = ", ".join(_quoted(str(each)) for each in gpus)
     yield f"  {name}:"

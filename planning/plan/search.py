@@ -129,7 +129,6 @@ def _variants(sizing: Sizing) -> Iterator[Sizing]:
 
 
 def _one_less(sizing: Sizing) -> Iterator[Sizing]:
-    """Yield it with an instance less."""
     for role, count in sizing.counts.items():
         kind = role.value
         is_last = count == 1 and kind in ("prefill", "decode", "unified") and not sizing.convertible

@@ -53,7 +53,6 @@ class _Seen:
     num_ended: int = 0
 
     def ended(self, record: Record) -> None:
-        """Judge a request."""
         self.num_ended += 1
         limit = self.goal.missed(record)
         if limit:

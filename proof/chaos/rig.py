@@ -309,7 +309,6 @@ class Rig:
 
 
 def _earlier(process: SupervisedProcess) -> Path:
-    """Return where the logs of earlier lives are kept."""
     return process.log_path.with_suffix(".earlier.log")
 
 

@@ -12,8 +12,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from headway.core.gateway.lives import MOST_ENDED
 from headway.core.gateway.settings import GatewaySettings
 from headway.core.settings import PolicySettings, policy_settings
-from headway.errors import Code, HeadwayError
-from headway.service_class import ServiceClasses, parse_classes, shipped_classes
 from services.gateway.auth import KeyRing
 from services.gateway.bounds import ClientBounds
 from services.gateway.http.exchange import HttpLimits
@@ -25,7 +23,7 @@ from services.runtime.config import (
     host_and_port,
     is_loopback,
 )
-from services.runtime.preset import PresetConfig
+from services.runtime.preset import ClassesConfig
 from services.runtime.rooms import SHIPPED_MODEL
 
 _DEFAULTS = GatewaySettings()
@@ -52,7 +50,7 @@ def _options_of(given: Any) -> Any:
     return {"path": given} if isinstance(given, str) else given
 
 
-class GatewayConfig(PresetConfig):
+class GatewayConfig(ClassesConfig):
     """Options of a gateway, which serves one model or several over HTTP and gRPC."""
 
     serves_clients: ClassVar[bool] = True
@@ -75,9 +73,6 @@ class GatewayConfig(PresetConfig):
     api_key_file: Path | None = Field(
         None,
         description="lines of name:sha256hex[:operator] (`headway key`); none: no keys",
-    )
-    classes: Path | None = Field(
-        None, description="TOML file of service classes; default: the shipped ones"
     )
     sink_listen: str = Field(
         "127.0.0.1:0", description="gRPC address for workers' tokens; clients need not reach it"
@@ -226,16 +221,6 @@ class GatewayConfig(PresetConfig):
             num_sessions=self.num_sessions,
         )
         return policy_settings(self.chosen(), gateway=limits)
-
-    def service_classes(self) -> ServiceClasses:
-        """Return the classes; HeadwayError where the file does not serve."""
-        if self.classes is None:
-            return shipped_classes()
-        try:
-            return parse_classes(self.classes.read_text("utf-8"), str(self.classes))
-        except (OSError, UnicodeDecodeError) as error:
-            message = f"classes {self.classes} cannot be read: {error}"
-            raise HeadwayError(Code.INVALID_ARGUMENT, message, param="classes") from error
 
     def http_limits(self) -> HttpLimits:
         """Return the limits of the HTTP server."""

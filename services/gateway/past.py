@@ -99,7 +99,6 @@ class KeptPast:
             self._task = essential(self._run(), "past")
 
     async def _read(self) -> None:
-        """Take up what is in the store, unless it does not answer."""
         try:
             texts = await self._store.read_past(self._gateway_id, _NUM_MINUTES)
         except HeadwayError:  # logged there

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.errors import Code, HeadwayError
+from services.local.store import is_free
 
 if TYPE_CHECKING:
     from services.local.process_spec import ProcessSpec
@@ -48,7 +48,7 @@ def beside(spec: ProcessSpec, others: Iterable[ProcessSpec], port: int) -> Proce
         return replace(spec, flags=(*spec.flags, FLAG, addresses[spec.service_id]))
     taken = set(addresses.values())
     for number in range(port, min(port + _MOST_PORTS, 65_536)):
-        if f"{_HOST}:{number}" not in taken and _is_free(number):
+        if f"{_HOST}:{number}" not in taken and is_free(number):
             return _listening(spec, number)
     message = f"no port is free for the metrics of {spec.service_id}: choose another --metrics-port"
     raise HeadwayError(Code.UNAVAILABLE, message)
@@ -62,16 +62,6 @@ def address_of(spec: ProcessSpec) -> str:
 
 def _listening(spec: ProcessSpec, port: int) -> ProcessSpec:
     return replace(spec, flags=(*spec.flags, FLAG, f"{_HOST}:{port}"))
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((_HOST, port))
-        except OSError:
-            return False
-    return True
 
 
 # --- the file -------------------------------------------------------------------------

@@ -66,7 +66,6 @@ def find_models_file(texts: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _service_flags() -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield each flag with its service and its name there."""
     for service, config in CONFIGS.items():
         for field, info in config.model_fields.items():
             if field in _OURS:

@@ -76,12 +76,13 @@ def free_port(count: int = 1) -> int:
     """
     for _ in range(1000):
         port = random.randrange(_FIRST_PORT, _LAST_PORT - count)
-        if all(_is_free(port + n) for n in range(count)):
+        if all(is_free(port + n) for n in range(count)):
             return port
     raise HeadwayError(Code.UNAVAILABLE, f"no {count} ports in a row are free on this machine")
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Return whether a port of this machine can be bound."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -9,16 +9,14 @@ from pydantic import Field, model_validator
 
 from headway.core.picker.events import PickerSettings
 from headway.core.scheduler.settings import SchedulerSettings
-from headway.errors import Code, HeadwayError
 from headway.policies.packing.flow_control import FlowControl
-from headway.service_class import ServiceClasses, parse_classes, shipped_classes
 from services.endpoints.choosing import WatchIntervals, choosing_settings
-from services.runtime.preset import PresetConfig
+from services.runtime.preset import ClassesConfig
 
 _SCHEDULER, _PICKER = SchedulerSettings(), PickerSettings()
 
 
-class PickerConfig(PresetConfig):
+class PickerConfig(ClassesConfig):
     """Options of a picker. It needs no store and joins no cluster."""
 
     serves_clients: ClassVar[bool] = True
@@ -49,7 +47,6 @@ class PickerConfig(PresetConfig):
     model: str = Field(
         "", description="folder or hub id whose tokenizer counts prompts; default: by bytes"
     )
-    classes: str = Field("", description="file of classes; default: those that are shipped")
     longest_hold: float = Field(
         _PICKER.longest_hold,
         ge=0.0,
@@ -110,13 +107,3 @@ class PickerConfig(PresetConfig):
     def picker_settings(self) -> PickerSettings:
         """Return the picker core's settings."""
         return PickerSettings(self.longest_hold, self.num_fallbacks, split_from=self.split_from)
-
-    def service_classes(self) -> ServiceClasses:
-        """Return the classes; HeadwayError for a file that has none."""
-        if not self.classes:
-            return shipped_classes()
-        try:
-            return parse_classes(Path(self.classes).read_text("utf-8"), self.classes)
-        except OSError as error:
-            message = f"--classes: {self.classes} cannot be read: {error.strerror}"
-            raise HeadwayError(Code.INVALID_ARGUMENT, message, param="classes") from error

@@ -85,7 +85,6 @@ class Scorer:
         return await call.answer
 
     async def _run(self) -> None:
-        """Run batches until no call waits."""
         loop = asyncio.get_running_loop()
         while self._waiting:
             calls, network, loaded = self._take(), self._network, self._loaded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
@@ -12,7 +13,9 @@ from headway.core.defaults import ASSUMED_PROFILE
 from headway.core.settings import needs_profile, require_live
 from headway.cost.costs import Costs
 from headway.cost.profile import load_profile
+from headway.errors import Code, HeadwayError
 from headway.presets import NO_PARAMS, Preset, find_preset, parse_choice
+from headway.service_class import ServiceClasses, parse_classes, shipped_classes
 from services.runtime.config import ServiceConfig
 
 
@@ -55,3 +58,21 @@ class PresetConfig(ServiceConfig):
         """The profile that stands in for velocities that nobody has given, "" for none."""
         is_needed = not self.profile and needs_profile(self.chosen())
         return ASSUMED_PROFILE if is_needed else ""
+
+
+class ClassesConfig(PresetConfig):
+    """Options of a service that tells requests apart by their classes, too."""
+
+    classes: Path | None = Field(
+        None, description="TOML file of service classes; default: the shipped ones"
+    )
+
+    def service_classes(self) -> ServiceClasses:
+        """Return the classes; HeadwayError where the file does not serve."""
+        if self.classes is None:
+            return shipped_classes()
+        try:
+            return parse_classes(self.classes.read_text("utf-8"), str(self.classes))
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"classes {self.classes} cannot be read: {error}"
+            raise HeadwayError(Code.INVALID_ARGUMENT, message, param="classes") from error

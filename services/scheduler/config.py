@@ -49,9 +49,6 @@ class SchedulerConfig(PresetConfig):
         description="seconds until the requests of a missing gateway are cancelled",
     )
     leader_ttl: float = Field(2.0, gt=0.0, description="the leader's lease, s")
-    max_queued_messages: int = Field(
-        65_536, ge=1, description="messages queued for a peer before it is dropped"
-    )
 
     def settings(self) -> SchedulerSettings:
         """Return the core's settings; HeadwayError for an unknown policy or parameter."""

@@ -28,6 +28,8 @@ Told = GatewayConnected | GatewayDisconnected | ToScheduler
 _HELLO_TIMEOUT = 5.0
 
 _MOST_GATHERED = 1024
+MOST_QUEUED = 65_536
+"""Messages for a peer that does not read, before it is dropped."""
 
 
 class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
@@ -37,12 +39,9 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
     the older.
     """
 
-    def __init__(
-        self, leader_address: Callable[[], str], max_queued: int, now: Callable[[], float]
-    ) -> None:
+    def __init__(self, leader_address: Callable[[], str], now: Callable[[], float]) -> None:
         self._leader_address = leader_address
         self._now = now
-        self._max_queued = max_queued
         self._post: Callable[[Told], None] | None = None
         self._decisions: Callable[[], Sequence[Decision]] = tuple
         self._draw: Callable[[], ClusterPicture] | None = None
@@ -134,7 +133,7 @@ class GatewayLinks(scheduler_pb2_grpc.SchedulerServicer):
         if older is not None:
             older.end(HeadwayError(Code.CANCELLED, "a newer stream has been opened"))
         gone = partial(self._gone, gateway_id, post)
-        stream = Served[ToGateway](self._max_queued, most=_MOST_GATHERED, on_end=gone)
+        stream = Served[ToGateway](MOST_QUEUED, most=_MOST_GATHERED, on_end=gone)
         self._streams[gateway_id] = stream
         self._log.info("gateway_connected", gateway_id=gateway_id)
         post(GatewayConnected(gateway_id))

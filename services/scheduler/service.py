@@ -35,9 +35,7 @@ class SchedulerService:
         self._term: Term | None = None
         self._metrics = SchedulerMetrics(self._status, metrics, self._num_closed_links)
         self._leadership: Leadership | None = None
-        self.links = GatewayLinks(
-            self._leader_address, runtime.config.max_queued_messages, runtime.clock.now
-        )
+        self.links = GatewayLinks(self._leader_address, runtime.clock.now)
 
     @property
     def leads(self) -> bool:

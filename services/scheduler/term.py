@@ -29,7 +29,7 @@ from services.runtime.service import Runtime
 from services.runtime.store import Member
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.fleet_link import FleetLink
-from services.scheduler.gateway_link import GatewayLinks
+from services.scheduler.gateway_link import MOST_QUEUED, GatewayLinks
 from services.scheduler.journal import Journal
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.records import unpack_learned, unpack_requests
@@ -140,7 +140,7 @@ class Term:
             self._hello,
             self._post,
             self._runtime.clock.now,
-            max_queued=self._config.max_queued_messages,
+            max_queued=MOST_QUEUED,
             refused=self._refused,
         )
 

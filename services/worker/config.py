@@ -162,9 +162,6 @@ class WorkerConfig(EngineConfig):
     kv_events_topic: str = Field(
         "", description="topic of KV events; llm-d's router reads kv@POD-ADDRESS@MODEL"
     )
-    token_queue_batches: int = Field(
-        4096, ge=1, description="passes queued for a gateway before it is dropped"
-    )
     gateway_patience: float = Field(
         5.0, ge=0.0, description="seconds to reach a gateway before its requests are dropped"
     )

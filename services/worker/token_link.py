@@ -18,6 +18,7 @@ from services.runtime.stream import Dialled, Outbox
 from services.worker.config import WorkerConfig
 
 Post = Callable[[CancelStream | GatewayGone], None]
+_MOST_QUEUED = 4096  # passes for a gateway that does not read, before it is dropped
 
 
 class TokenLinks:
@@ -89,7 +90,7 @@ class _TokenLink:
         self._forget = forget
         self._log = get_logger().bind(gateway_id=self._gateway_id)
         self._is_closing = False
-        self._outbox = Outbox[TokenBatch](config.token_queue_batches)
+        self._outbox = Outbox[TokenBatch](_MOST_QUEUED)
         self._stream = Dialled[TokenBatch](
             config,
             ServiceRole.GATEWAY,

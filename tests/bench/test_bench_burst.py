@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from bench.burst.plan import (
     CONTENDERS,
+    UTILISATION,
     BurstLoad,
     filling,
     saturating_batch,
     scaling_params,
 )
-from bench.burst.run import BurstComparison, Workers, figures, figures_of, ttft_by_second
+from bench.burst.run import BurstComparison, Workers, figures_of, ttft_by_second
 from bench.serve.plan import Planned
 from bench.serve.replay import ReplayedRequest
 from cli.bench import burst
@@ -28,7 +29,7 @@ from headway.metrics import RequestTimes
 from headway.policies import registry
 from results import plots
 
-LOAD = BurstLoad(1.0, 10.0, 10.0, 20.0, 30.0, prompt_tokens=64, output_tokens=20)
+LOAD = BurstLoad(prompt_tokens=64, output_tokens=20)
 PROFILE = load_profile("llama-8b-a100")
 
 
@@ -52,7 +53,7 @@ WORKERS: Workers = [
 
 
 def test_arrivals_are_few_then_many_then_few() -> None:
-    instants = BurstLoad(2.0, 20.0, 50.0, 50.0, 50.0, 64, 20).instants(0)
+    instants = BurstLoad(64, 20, 2.0, 20.0, 50.0, 50.0, 50.0).instants(0)
     assert instants == sorted(instants)
     before, burst_, after = (
         sum(begin <= at < begin + 50 for at in instants) for begin in (0, 50, 100)
@@ -71,7 +72,7 @@ def test_every_policy_is_offered_the_same() -> None:
 
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_every_contender_takes_its_parameters(name: str) -> None:
-    params = dict(scaling_params(name, PROFILE, LOAD, 0.25, 0.7))
+    params = dict(scaling_params(name, PROFILE, LOAD, 0.25))
     if CONTENDERS[name] != "fixed":
         answer = registry.find("scaling", CONTENDERS[name])
         profile = {"profile": PROFILE} if answer.reads_profile else {}
@@ -81,25 +82,25 @@ def test_every_contender_takes_its_parameters(name: str) -> None:
 
 
 def test_thresholds_are_what_the_profile_says_that_an_instance_carries() -> None:
-    params = scaling_params("distserve", PROFILE, LOAD, 0.25, 0.7)
+    params = scaling_params("distserve", PROFILE, LOAD, 0.25)
     assert params["prefill_per_s"] == pytest.approx(PROFILE.prefill_velocity() / 64)
     assert params["decode_per_s"] == pytest.approx(PROFILE.decode_velocity(0) / 84)
-    assert scaling_params("no-convertibles", PROFILE, LOAD, 0.25, 0.7)["convertibles"] is False
+    assert scaling_params("no-convertibles", PROFILE, LOAD, 0.25)["convertibles"] is False
 
 
-@given(rate=st.floats(0.5, 500), utilisation=st.floats(0.1, 1))
-def test_what_fills_an_instance_is_a_little_more_than_it_is_planned_to_carry(
-    rate: float, utilisation: float
-) -> None:
-    num_prompt, num_output = filling(PROFILE, rate, utilisation)
-    largest = PROFILE.buckets.lengths(8)
+@pytest.mark.parametrize("name", ["llama-8b-a100", "qwen-7b-h800"])
+def test_what_fills_an_instance_is_a_little_more_than_it_is_planned_to_carry(name: str) -> None:
+    profile = load_profile(name)
+    load = filling(profile)
+    num_prompt, num_output = load.prompt_tokens, load.output_tokens
+    largest = profile.buckets.lengths(8)
     assert 1 <= num_prompt <= largest[0]
     assert 16 <= num_output <= largest[1]
     if num_prompt < largest[0]:
-        assert rate * num_prompt > utilisation * PROFILE.prefill_velocity()
+        assert load.burst_rate * num_prompt > UTILISATION * profile.prefill_velocity()
     if num_output < largest[1]:
-        velocity = PROFILE.decode_velocity(PROFILE.buckets.of(num_prompt, num_output))
-        assert rate * (num_prompt + num_output) > utilisation * velocity
+        velocity = profile.decode_velocity(profile.buckets.of(num_prompt, num_output))
+        assert load.burst_rate * (num_prompt + num_output) > UTILISATION * velocity
 
 
 @given(rate=st.floats(0.01, 1e4))
@@ -116,18 +117,18 @@ def test_the_saturating_batch_keeps_littles_law() -> None:
 
 def test_figures_tell_of_the_burst_of_workers_and_of_failures() -> None:
     requests = [outcome(5, 0.1), outcome(12, 0.2), outcome(13, 0.6), outcome(50, 0.1, error="x")]
-    found = figures_of(requests, WORKERS, LOAD, 0.25)
+    found = figures_of(requests, WORKERS, LOAD)
     assert found["burst_ttft_p50"] == pytest.approx(0.4, abs=0.21)
     assert found["attainment"] == 50.0
     assert (found["most_workers"], found["ordered"], found["gone"]) == (3, 1, 1)
     assert found["ready_after"] == 4.0
     assert (found["num_requests"], found["num_failed"]) == (4, 1)
-    rows = {figure.name for figure in figures(0.25)}
+    rows = {figure.name for figure in BurstComparison.figures}
     assert rows - found.keys() == {"resubmitted"}  # the gateway counts those
 
 
 def test_figures_need_no_request_that_ended_and_no_worker_that_came() -> None:
-    found = figures_of([outcome(5, 0, error="x")], WORKERS[:1], LOAD, 0.25)
+    found = figures_of([outcome(5, 0, error="x")], WORKERS[:1], LOAD)
     assert (found["attainment"], found["most_workers"]) == (0.0, 2)
     assert not found.keys() & {"ttft_p99", "ready_after"}
 
@@ -159,8 +160,7 @@ def test_every_contender_has_a_cluster_that_may_start(tmp_path: Path) -> None:
     ("flags", "said"),
     [
         (("--policies", "nonsense"), "--policies is 'nonsense'"),
-        (("--rate", "0"), "--rate is 0"),
-        (("--utilisation", "2"), "--utilisation is 2"),
+        (("--max-decode", "0"), "--max-decode is 0"),
         (("--profile", "nowhere.toml"), "headway profile run"),
     ],
 )

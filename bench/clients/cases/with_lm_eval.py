@@ -37,7 +37,6 @@ GENERATED = {
 
 
 def _run(at: At, task: dict[str, Any], model: str, route: str, *more: str) -> dict[str, Any]:
-    """Return the task's metrics."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         rows = place / "rows.jsonl"

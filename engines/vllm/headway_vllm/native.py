@@ -313,7 +313,6 @@ class NativeEngine:
     def _check(
         self, logits: torch.Tensor, drafts: Sequence[Sequence[int]]
     ) -> Sequence[Sequence[int]]:
-        """See ``drafts.Check``."""
         names = self._parts.request_ids
         counted = zip(names, drafts, strict=True)
         self._num_drafts = {name: len(guesses) for name, guesses in counted if guesses}

@@ -140,7 +140,6 @@ class Drains:
 
 
 def _longest(entry: Tracked) -> tuple[float, StreamKey]:
-    """Sort by the most tokens still to come, as predicted or as allowed."""
     if entry.request is None:
         return 0.0, entry.key
     request = entry.request

@@ -455,7 +455,7 @@ class Instance:
                 chunk - room.capacity - self._decode_batch(load),
                 self._num_held[load.unit],
                 room.capacity,
-                _free_tokens(room),
+                room.most_tokens,
                 load.num_running,
                 (self.info.num_blocks - room.num_free_blocks) * room.block_size,
                 self.info.num_blocks * room.block_size,
@@ -484,12 +484,6 @@ class Instance:
                 for room, (num_tokens, num_blocks) in zip(rooms, beside, strict=True)
             ),
         )
-
-
-def _free_tokens(room: Room) -> int:
-    """Return the longest prompt that the unit takes now, above the watermark unless it is empty."""
-    num_spare = 0 if room.empty else room.num_spare_blocks
-    return (room.num_free_blocks - num_spare) * room.block_size
 
 
 def total_tokens(request: Request) -> int:

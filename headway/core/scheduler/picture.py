@@ -179,7 +179,6 @@ class PictureBook:
 
 
 def _window(pool: PoolStatus) -> WindowPicture:
-    """Return one model's window."""
     return WindowPicture(
         pool.model,
         pool.num_active,

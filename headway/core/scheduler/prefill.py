@@ -256,7 +256,6 @@ class PrefillPool:
         return self._chunks() / self._dispatching.mean_pass_time
 
     def _chunks(self) -> int:
-        """Return C_chunk over the units of all active instances, tokens."""
         infos = (self._instances[worker_id].info for worker_id in self._active)
         return sum(info.chunk_tokens * info.num_units for info in infos)
 

@@ -167,7 +167,6 @@ class DispatchWindow:
         return entry
 
     def _weigh(self, entry: Tracked, sign: int) -> None:
-        """Count a request in (1) or out (-1)."""
         self.backlog_tokens += sign * entry.num_tokens
         self._totals.backlog_tokens += sign * entry.num_tokens
         if entry.yields:

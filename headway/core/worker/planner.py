@@ -407,7 +407,6 @@ class _UnitPlan:
             self._turns.planned(entry.candidate, item, num_before)
 
     def _next(self) -> Entry[Sequence] | None:
-        """Return the best request that has not had its turn."""
         running, room, place = self._running, self._room, None
         while room.turn < room.end:
             place = running[room.turn]

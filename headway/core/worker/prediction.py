@@ -15,7 +15,7 @@ from headway.cluster import Role
 from headway.core.worker.events import AskPredictor, Predicted
 from headway.core.worker.sequence import Length, Sequence
 from headway.forward_pass import HiddenStates, PassItem
-from headway.policies.estimation import Estimation
+from headway.policies.estimation import AsOf, Estimation
 from headway.request import Request, StreamKey
 
 Oracle = Callable[[StreamKey], int]
@@ -99,7 +99,11 @@ class Predictions:
                 length.estimated_at = num_output_tokens
                 due.append(num_output_tokens)
         for num_output_tokens in reversed(due):  # the newest that says anything stands
-            remaining = estimation.remaining(_AsOf(sequence, num_output_tokens))
+            left = None if length.true_total is None else length.true_total - num_output_tokens
+            num_prompt = sequence.num_prompt_tokens
+            remaining = estimation.remaining(
+                AsOf(sequence.key, num_prompt, num_output_tokens, left)
+            )
             if remaining is not None:
                 length.total = num_output_tokens + remaining
                 return
@@ -174,15 +178,3 @@ class Predictions:
             self.estimate(sequence)
             changed.append(sequence)
         return changed
-
-
-class _AsOf:
-    """A request as it was when it had so many output tokens, for an estimate."""
-
-    def __init__(self, sequence: Sequence, num_output_tokens: int) -> None:
-        self.key, self.num_prompt_tokens = sequence.key, sequence.num_prompt_tokens
-        self.num_output_tokens = num_output_tokens
-        self.prediction: float | None = None
-        self.num_tokens_since_prediction = 0
-        total = sequence.length.true_total
-        self.true_remaining = None if total is None else total - num_output_tokens

@@ -1,5 +1,5 @@
 """Estimation: tokens that a request still has to generate. One file per answer."""
 
-from headway.policies.estimation.protocol import Estimable, Estimation
+from headway.policies.estimation.protocol import AsOf, Estimable, Estimation
 
-__all__ = ["Estimable", "Estimation"]
+__all__ = ["AsOf", "Estimable", "Estimation"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from headway.request import StreamKey
@@ -33,6 +34,18 @@ class Estimable(Protocol):
     @property
     def true_remaining(self) -> int | None:
         """Tokens still to come in truth; None outside the simulator."""
+
+
+@dataclass(slots=True)
+class AsOf:
+    """A request as it was when it had so many output tokens, for an estimate."""
+
+    key: StreamKey
+    num_prompt_tokens: int
+    num_output_tokens: int
+    true_remaining: int | None
+    prediction: float | None = None
+    num_tokens_since_prediction: int = 0
 
 
 class Estimation(Protocol):

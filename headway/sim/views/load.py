@@ -94,7 +94,7 @@ class LoadView:
                 chunk - room.capacity,
                 view.num_requests + num_each,
                 room.capacity,
-                _free_tokens(room),
+                room.most_tokens,
                 view.num_requests,
                 (view.num_blocks - room.num_free_blocks) * room.block_size,
                 view.num_blocks * room.block_size,
@@ -106,7 +106,7 @@ class LoadView:
     @property
     def free_tokens(self) -> int:
         """The longest prompt that a unit has blocks for."""
-        return max(_free_tokens(room) for room in self.rooms)
+        return max(room.most_tokens for room in self.rooms)
 
     @property
     def kv_tokens(self) -> int:
@@ -131,8 +131,3 @@ class LoadView:
         for room, count in zip(self.rooms, num_tokens, strict=True):
             room.capacity += count
             self.queued_tokens -= count
-
-
-def _free_tokens(room: Room) -> int:
-    num_spare = 0 if room.empty else room.num_spare_blocks
-    return (room.num_free_blocks - num_spare) * room.block_size

@@ -8,7 +8,7 @@ from headway.core.scheduler.admission import horizon_of, wanted_reports
 from headway.core.scheduler.ahead import Foresight
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import LoadReport, RunningRequests
-from headway.policies.estimation import Estimation
+from headway.policies.estimation import AsOf, Estimation
 from headway.policies.placement import DecodeUnit
 from headway.policies.rescheduling import Horizon, simulate_future
 from headway.request import StreamKey
@@ -29,20 +29,9 @@ class ExpectedLengths:
             return job.expected_tokens
         if at:
             at -= (at - 1) % estimation.interval
-        remaining = estimation.remaining(_AsOf(job, at))
+        left = job.request.num_output_tokens - at
+        remaining = estimation.remaining(AsOf(job.key, job.num_prompt_tokens, at, left))
         return 0.0 if remaining is None else at + remaining
-
-
-class _AsOf:
-    """A request as it was when it had so many output tokens, for an estimate."""
-
-    prediction: float | None = None
-    num_tokens_since_prediction = 0
-
-    def __init__(self, job: ViewRequest, num_output_tokens: int) -> None:
-        self.key, self.num_prompt_tokens = job.key, job.num_prompt_tokens
-        self.num_output_tokens = num_output_tokens
-        self.true_remaining: int | None = job.request.num_output_tokens - num_output_tokens
 
 
 class Outlook:

@@ -46,7 +46,6 @@ class KubernetesActuator(Actuator):
         await self._call("patch_namespaced_deployment_scale", deployment, body)
 
     async def _call(self, method: str, deployment: str, *body: object) -> Any:
-        """Return the API server's reply; None if there is no such Deployment."""
         from aiohttp import ClientError
         from kubernetes_asyncio.client import AppsV1Api
         from kubernetes_asyncio.client.exceptions import ApiException

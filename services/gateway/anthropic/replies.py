@@ -67,7 +67,6 @@ class MessagesReply(ItemReply):
         self._event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
 
     def _close(self) -> None:
-        """End the block that grows."""
         if not self._grows:
             return
         self._grows = False

@@ -188,7 +188,6 @@ def _event(name: str, data: Mapping[str, Any]) -> bytes:
 
 
 def _ended(output: Output, end: str, now: float) -> EndedRequest:
-    """Return what the figures need of an output."""
     num_tokens, arrival_at = output.text.num_tokens, output.arrival_at
     answered_at = output.answered_at[0] if output.answered_at else None
     spent = now - output.first_at

@@ -62,7 +62,6 @@ class _Steps(Extension):
         environment.filters[_COUNTED] = self._items
 
     def begin(self) -> None:
-        """Begin a render in this thread."""
         self._left.steps = MOST_STEPS
 
     def step(self) -> None:

@@ -147,7 +147,6 @@ class HttpReplyBase:
             self.exchange.add_header("x-headway-decision", _UNPRINTABLE.sub("?", decision))
 
     def _end_of(self, output: Output, end: str | None) -> str | None:
-        """Return OpenAI's finish reason."""
         return "length" if end and self.style.prompt_alone else end_of(output, end)
 
     def _end(self) -> bool:
@@ -313,7 +312,6 @@ class ItemReply(HttpReplyBase, ABC):
             self.exchange.respond(200, JSON, dumps(body).encode())
 
     def _event(self, name: str, /, **said: Any) -> None:
-        """Add an event to the next data of a stream."""
         if self.style.stream:
             self._events.append(f"event: {name}\ndata: {dumps({'type': name, **said})}\n\n")
 

@@ -87,7 +87,6 @@ class ResponseReply(ItemReply):
             self._tell("function_call_arguments.delta", **_place(item), delta=piece.arguments)
 
     def _close(self) -> None:
-        """End the item that grows."""
         item, self._open = self._open, None
         if item is None:
             return

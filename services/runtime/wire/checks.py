@@ -71,7 +71,6 @@ def an_id_or_none(value: str, name: str) -> str:
 
 
 def _places(values: Sequence[str], name: str) -> Sequence[str]:
-    """Refuse more than a source and a target."""
     require_at_most(values, 2, name)
     return tuple(an_id(value, name) for value in values)
 

@@ -56,7 +56,6 @@ def _norm(
     padded: tl.constexpr,
     added: tl.constexpr,
 ) -> None:
-    """Compute one row."""
     columns = tl.arange(0, padded)
     held = columns < width
     where = tl.program_id(0).to(tl.int64) * width + columns

@@ -161,7 +161,6 @@ class KvSwapper:
 
     @torch.inference_mode()
     def _save(self, swaps: Iterable[Swap], aside: Callable[[], None]) -> None:
-        """Save to host memory; call ``aside`` once the blocks may be written to."""
         for staged, host_blocks in self._staged(swaps):
             aside()
             self._put(staged, host_blocks)
@@ -185,7 +184,6 @@ class KvSwapper:
 
     @torch.inference_mode()
     def _restore(self, swaps: Iterable[Swap]) -> None:
-        """Copy KV back from host memory."""
         for blocks, host_blocks in self._pieces(swaps):
             shape = (len(blocks), *self._hosted.blocks.shape[1:])
             staged = torch.empty(shape, dtype=self._hosted.blocks.dtype, device=self._device)

@@ -150,7 +150,6 @@ class KernelDecoder(Decoder):
         return output
 
     def _attend_prompts(self, *prompts: torch.Tensor, **settings: Any) -> None:
-        """Attend with the rows of prompts; see ``prefill_attention``."""
         prefill_attention(*prompts, **settings)
 
 

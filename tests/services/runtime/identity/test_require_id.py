@@ -54,7 +54,7 @@ def test_without_a_name_of_its_own_a_process_may_use_any(uris: tuple[str, ...]) 
 
 
 async def test_no_gateway_opens_a_stream_in_the_name_of_another() -> None:
-    links = GatewayLinks(lambda: "", 10, lambda: 0.0)
+    links = GatewayLinks(lambda: "", lambda: 0.0)
     links.open(lambda event: pytest.fail("the leader heard of it"))
     context: Any = Call("spiffe://c/gateway/g1")
     stream = links.Connect(one(wire.FROM_GATEWAY.pack(GatewayHello("g2", "g:1"), now=0.0)), context)

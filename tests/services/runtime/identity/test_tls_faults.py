@@ -129,7 +129,7 @@ async def test_a_server_names_each_peer_that_it_refuses(
     tmp_path: Path, ours: Files, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = GrpcServer(ServiceConfig(**ours))
-    server.add(GatewayLinks(str, 8, time.time))
+    server.add(GatewayLinks(str, time.time))
     address = await server.start()
     for role in (ServiceRole.PREDICTOR, ServiceRole.WORKER):
         files: Files = make_certificates(tmp_path / "ours", role, name=f"{role}-7")
