@@ -23,7 +23,8 @@ class Driver(Generic[E, A]):
 
     ``perform`` must not block. An event posted from within ``perform`` waits until the current
     actions are done, so a core is never entered twice. An exception from the core or ``perform``
-    reaches the caller of ``post``; the timer stays armed and later events are served.
+    reaches the caller of ``post``; the other actions are performed before, the timer stays armed,
+    and later events are served.
     """
 
     def __init__(self, core: Core[E, A], perform: Callable[[A], None], clock: Clock) -> None:
@@ -73,8 +74,14 @@ class Driver(Generic[E, A]):
     def _perform_all(self, event: E | None, now: float, actions: Sequence[A]) -> None:
         if self._record is not None:
             self._record.note(event, now, actions)
+        failed: Exception | None = None
         for action in actions:
-            self._perform(action)
+            try:
+                self._perform(action)
+            except Exception as error:  # raised below: the other actions are of other requests
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _arm(self) -> None:
         """Arm the timer for ``next_wakeup``; leave an earlier timer in place."""

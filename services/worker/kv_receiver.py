@@ -76,7 +76,8 @@ class KvReceiver:
     def _ask(self, question: KvQuestion) -> AcceptKv | AcknowledgeKv:
         self._answer = None
         self._post(question)  # the core answers before post returns
-        assert self._answer is not None, "the core answers every offer at once"
+        if self._answer is None:  # the driver is closed
+            raise HeadwayError(Code.UNAVAILABLE, "this worker is stopping: try another one")
         if isinstance(self._answer, RefuseKv):
             raise self._answer.error
         return self._answer

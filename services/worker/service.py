@@ -224,13 +224,14 @@ class WorkerService:
 
     def _report(self, report: EndForward) -> None:
         self._predictor.ended(report.finished)
+        num_free = {load.unit: load.num_free_blocks for load in report.loads}
         for finished in report.finished:
             if finished.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):
                 self._log.info(
                     f"request_{finished.finish_reason.value}",
                     gateway_id=finished.key.gateway_id,
                     stream_id=finished.key.stream_id,
-                    num_free_blocks=report.loads[finished.unit].num_free_blocks,
+                    num_free_blocks=num_free.get(finished.unit, 0),  # of none: refused
                 )
         self.control.report(report)
 

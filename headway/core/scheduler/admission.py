@@ -19,6 +19,8 @@ from headway.request import Request
 
 _LOADS_EVERY = 1.0  # seconds
 _MODEL_RETRY = 5.0  # seconds until a request for a model without workers is worth another try
+_LATER_ATTEMPTS = 16
+"""Times ``max_waiting`` that may wait where all but the first are later attempts."""
 _MOST_OF_FREE = 4
 """A tenant alone has four fifths of the places."""
 
@@ -103,13 +105,13 @@ def refuse_for_now(
     retry_after_now: Callable[[], float],
     settings: SchedulerSettings,
 ) -> Rejected | None:
-    """Return the refusal of a request without room to wait, or None; never of later attempts.
+    """Return the refusal of a request without room to wait, or None; hardly of later attempts.
 
-    Their clients have read part of an answer, and their number was bounded when they were admitted.
-    A tenant with a name may have at most four times the free places, so that a newcomer finds one
+    Their clients have read part of an answer, and their number was bounded when they were admitted:
+    only as long as gateways are what they should be, so they have a bound of their own. A tenant with a name may have at most four times the free places, so that a newcomer finds one
     (as at the gateway's bounds). ``num_waiting``: in the windows of all models.
     """
-    if request.attempt > 0:
+    if request.attempt > 0 and num_waiting < _LATER_ATTEMPTS * settings.max_waiting:
         return None
     tenant, free = request.standing.tenant, settings.max_waiting - num_waiting
     num_own = window.num_waiting_of(tenant) if window is not None and tenant else 0

@@ -136,6 +136,14 @@ def test_a_later_attempt_is_never_refused_for_want_of_room() -> None:
     assert scheduler.rejected() == []
 
 
+def test_later_attempts_have_a_bound_of_their_own() -> None:
+    scheduler = make_scheduler(max_waiting=1)
+    for stream_id in range(1, 18):
+        scheduler.submit(stream_id, attempt=1)
+    assert refusal(scheduler).key == key(17)
+    assert refusal(scheduler).code is Code.RESOURCE_EXHAUSTED
+
+
 def test_flow_control_throttles_and_then_refuses() -> None:
     scheduler = make_scheduler(flow_control=FlowControl(num_cycles=2))
     info = make_info("p", blocks=20)

@@ -125,6 +125,20 @@ async def test_an_error_reaches_the_poster_and_the_core_goes_on() -> None:
     assert done[2:6] == ["a-1", "a-2", "b-1", "b-2"]
 
 
+async def test_an_action_that_fails_leaves_the_others() -> None:
+    done: list[str] = []
+
+    def perform(action: str) -> None:
+        if action == "a-1":
+            raise ValueError(action)
+        done.append(action)
+
+    driver = make_driver(perform)
+    with pytest.raises(ValueError, match="a-1"):
+        driver.post("a")
+    assert done == ["a-2"]
+
+
 async def test_a_closed_driver_says_nothing() -> None:
     done: list[str] = []
     driver = make_driver(done.append)

@@ -19,7 +19,7 @@ from headway.messages import Dispatch, EndForward, KvHeader, KvPart, UnitBatch
 from headway.request import FinishReason
 from protos import worker_pb2, worker_pb2_grpc
 from services.runtime import wire
-from tests.fakes.worker_service import MODEL, Leader, Sink, make_request, send_kv, served
+from tests.fakes.worker_service import MODEL, Leader, Sink, make_request, send_kv, served, tokens_of
 
 BLOCK = (6, 2, 16, 3, 32)
 
@@ -201,3 +201,15 @@ async def test_a_sender_that_falls_silent_holds_its_blocks_for_the_time_of_a_tra
             "the transfer took over 0.1 s: its blocks here are free again"
         )
         assert (await Leader(worker, 1).greet()).held == ()
+
+
+async def test_a_request_for_a_unit_that_is_not_there_is_refused_and_others_go_on(
+    worker: worker_pb2_grpc.WorkerStub, sink: tuple[Sink, str]
+) -> None:
+    found, address = sink
+    leader = Leader(worker, 1)
+    await leader.greet()
+    lost, good = make_request(address, 2), make_request(address, 1)
+    await leader.send(Dispatch(1, (UnitBatch(9, (lost,)), UnitBatch(0, (good,)))))
+    assert len(await tokens_of(found, 4)) == 4
+    assert found.failures == ["unit is 9; this worker's units are 0 to 0"]
