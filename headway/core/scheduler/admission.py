@@ -108,8 +108,9 @@ def refuse_for_now(
     """Return the refusal of a request without room to wait, or None; hardly of later attempts.
 
     Their clients have read part of an answer, and their number was bounded when they were admitted:
-    only as long as gateways are what they should be, so they have a bound of their own. A tenant with a name may have at most four times the free places, so that a newcomer finds one
-    (as at the gateway's bounds). ``num_waiting``: in the windows of all models.
+    only as long as gateways are what they should be, so they have a bound of their own. A tenant
+    with a name may have at most four times the free places, so that a newcomer finds one (as at
+    the gateway's bounds). ``num_waiting``: in the windows of all models.
     """
     if request.attempt > 0 and num_waiting < _LATER_ATTEMPTS * settings.max_waiting:
         return None
