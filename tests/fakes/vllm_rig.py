@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from headway.request import Request, SamplingParams
 from services.worker.config import WorkerConfig
@@ -88,3 +91,33 @@ def worker_config(**options: Any) -> WorkerConfig:
         "num_threads": 1,
     }
     return WorkerConfig(**{**given, **options})
+
+
+Heard = Callable[[str, int], None]
+"""Told why an answer runs where it does, and how many tokens it has."""
+
+
+async def streamed(
+    client: httpx.AsyncClient, number: int, num_tokens: int, temperature: float, heard: Heard
+) -> list[int]:
+    """Return the tokens of a streamed answer, drawn with a seed of its own."""
+    body = {
+        "model": "headway-mini",
+        "prompt": list(prompt_of(number)),
+        "stream": True,
+        "max_tokens": num_tokens,
+        "temperature": temperature,
+        "seed": number,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    found: list[int] = []
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            assert '"error"' not in line, line
+            if line.startswith("data: {"):
+                for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                    found += choice.get("token_ids") or ()
+                heard(response.headers.get("x-headway-decision", ""), len(found))
+    return found

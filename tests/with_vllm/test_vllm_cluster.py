@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from services.local.store import free_port
 from services.runtime.config import ServiceConfig
 from tests.fakes.local_cluster import MODEL, LocalCluster, local_cluster, until
 from tests.fakes.reference import greedy_text
-from tests.fakes.vllm_rig import prompt_of, stock_outputs, worker_config
+from tests.fakes.vllm_rig import Heard, stock_outputs, streamed, worker_config
 
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment: make test-vllm")
 
@@ -56,34 +55,11 @@ async def asked_cluster(
         yield running, client
 
 
-Heard = Callable[[str, int], None]
-"""Told why an answer runs where it does, and how many tokens it has."""
-
-
 async def tokens_of(
     client: httpx.AsyncClient, number: int, heard: Heard = lambda *_: None
 ) -> list[int]:
     """The tokens of a streamed answer; those of ``SAMPLED`` are drawn with a seed."""
-    body = {
-        "model": "headway-mini",
-        "prompt": list(prompt_of(number)),
-        "stream": True,
-        "max_tokens": NUM_TOKENS,
-        "temperature": 1.0 if number in SAMPLED else 0.0,
-        "seed": number,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
-    found: list[int] = []
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        assert response.status_code == 200, await response.aread()
-        async for line in response.aiter_lines():
-            assert '"error"' not in line, line
-            if line.startswith("data: {"):
-                for choice in json.loads(line.removeprefix("data: "))["choices"]:
-                    found += choice.get("token_ids") or ()
-                heard(response.headers.get("x-headway-decision", ""), len(found))
-    return found
+    return await streamed(client, number, NUM_TOKENS, float(number in SAMPLED), heard)
 
 
 async def all_run(running: LocalCluster, count: int) -> None:

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from headway.errors import HeadwayError
 from tests.fakes.local_cluster import LocalCluster, local_cluster, until
-from tests.fakes.vllm_rig import MODEL, prompt_of, worker_config
+from tests.fakes.vllm_rig import MODEL, streamed, worker_config
 
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment: make test-vllm")
 
@@ -188,36 +188,17 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-async def tokens_of(client: httpx.AsyncClient, number: int, begun: asyncio.Event) -> list[int]:
-    """A streamed answer's tokens; those of odd numbers are sampled with a seed."""
-    body = {
-        "model": "headway-mini",
-        "prompt": list(prompt_of(number)),
-        "stream": True,
-        "max_tokens": NUM_TOKENS,
-        "temperature": float(number % 2),
-        "seed": number,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
-    found: list[int] = []
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        assert response.status_code == 200, await response.aread()
-        async for line in response.aiter_lines():
-            assert '"error"' not in line, line
-            if line.startswith("data: {"):
-                for choice in json.loads(line.removeprefix("data: "))["choices"]:
-                    found += choice.get("token_ids") or ()
-            if found:
-                begun.set()
-    return found
-
-
 async def served(running: LocalCluster, kill: int | None = None) -> list[list[int]]:
     """All answers; a process may be killed in the midst of them."""
     begun = asyncio.Event()
     async with httpx.AsyncClient(base_url=running.base_url, timeout=PATIENCE) as client:
-        asked = [asyncio.create_task(tokens_of(client, number, begun)) for number in REQUESTS]
+
+        def heard(why: str, num_tokens: int) -> None:
+            if num_tokens:
+                begun.set()
+
+        asking = [streamed(client, each, NUM_TOKENS, each % 2, heard) for each in REQUESTS]
+        asked = [asyncio.create_task(each) for each in asking]
         if kill is not None:
             await begun.wait()
             os.kill(kill, signal.SIGKILL)

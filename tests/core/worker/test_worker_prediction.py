@@ -38,8 +38,8 @@ def asking_worker(role: Role = Role.UNIFIED) -> WorkerHarness:
     return worker
 
 
-def reporting_worker() -> WorkerHarness:
-    """Estimates as a live worker does, and reports after every pass."""
+def reporting_worker(num_passes: int) -> WorkerHarness:
+    """Estimates as a live worker does, and reports after every pass; so many have been."""
     harness = make_worker()
     info = harness.core.info
     settings = WorkerSettings(report_interval=0.0, predict_every=5)
@@ -48,6 +48,8 @@ def reporting_worker() -> WorkerHarness:
     worker.post(LeaderConnected(WantedReports(load_interval=0.0, lengths=True)))
     worker.post(PredictorKnown(True))
     worker.post(dispatch(make_request(1, max_tokens=40)))
+    for _ in range(num_passes):
+        worker.run_pass()
     return worker
 
 
@@ -176,45 +178,35 @@ def test_a_request_that_ends_with_the_pass_is_not_asked_about() -> None:
 
 
 def test_a_prediction_counts_down_and_is_reported() -> None:
-    worker = reporting_worker()
-    worker.run_pass()
-    worker.run_pass()
+    worker = reporting_worker(2)
     assert asked(worker) == [(1,)]
     worker.post(Predicted((KEY,), (1,), (30.0,)))
     assert remaining(worker) == 28.0  # of 31 in all, three are there
 
 
 def test_an_answer_that_comes_late_counts_from_where_it_was_asked() -> None:
-    worker = reporting_worker()
-    for _ in range(4):
-        worker.run_pass()
+    worker = reporting_worker(4)
     worker.post(Predicted((KEY,), (1,), (30.0,)))
     assert remaining(worker) == 26.0
 
 
 @pytest.mark.parametrize("nonsense", [nan, -1.0, inf])
 def test_what_is_no_length_is_not_believed(nonsense: float) -> None:
-    worker = reporting_worker()
-    worker.run_pass()
-    worker.run_pass()
+    worker = reporting_worker(2)
     worker.post(Predicted((KEY,), (1,), (30.0,)))
     worker.post(Predicted((KEY,), (2,), (nonsense,)))
     assert remaining(worker) == 28.0
 
 
 def test_an_older_answer_does_not_replace_a_newer_one() -> None:
-    worker = reporting_worker()
-    for _ in range(4):
-        worker.run_pass()
+    worker = reporting_worker(4)
     worker.post(Predicted((KEY,), (3,), (20.0,)))
     worker.post(Predicted((KEY,), (1,), (99.0,)))
     assert remaining(worker) == 18.0
 
 
 def test_a_prediction_is_weighed_against_the_earlier_ones() -> None:
-    worker = reporting_worker()
-    for _ in range(4):
-        worker.run_pass()
+    worker = reporting_worker(4)
     worker.post(Predicted((KEY,), (1,), (30.0,), weight=0.25))  # 31 in all: the first counts alone
     worker.post(Predicted((KEY,), (3,), (20.0,), weight=0.25))  # 23 in all
     assert remaining(worker) == 29.0 - 5  # a quarter of the way from 31 to 23

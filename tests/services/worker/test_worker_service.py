@@ -129,6 +129,11 @@ async def test_an_unreachable_gateway_frees_its_requests_and_is_counted(
     assert finished[0].finish_reason is FinishReason.CANCELLED
 
 
+def packed(message: KvHeader | KvPart) -> worker_pb2.KvChunk:
+    chunk: worker_pb2.KvChunk = wire.KV.pack(message, now=time.time())
+    return chunk
+
+
 def kv_header(**changes: Any) -> worker_pb2.KvChunk:
     fields: dict[str, Any] = {
         "request": make_request("127.0.0.1:1"),
@@ -139,8 +144,7 @@ def kv_header(**changes: Any) -> worker_pb2.KvChunk:
         "dtype": "float32",
         "shape": BLOCK,
     }
-    packed: worker_pb2.KvChunk = wire.KV.pack(KvHeader(**{**fields, **changes}), now=time.time())
-    return packed
+    return packed(KvHeader(**{**fields, **changes}))
 
 
 def kv_round(num_tokens: int) -> tuple[worker_pb2.KvChunk, worker_pb2.KvChunk]:
@@ -157,8 +161,7 @@ def kv_part(**changes: Any) -> worker_pb2.KvChunk:
         "shape": BLOCK,
         "more": False,
     }
-    packed: worker_pb2.KvChunk = wire.KV.pack(KvPart(**{**fields, **changes}), now=time.time())
-    return packed
+    return packed(KvPart(**{**fields, **changes}))
 
 
 @pytest.mark.parametrize(
