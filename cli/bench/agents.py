@@ -86,8 +86,6 @@ def _add_sessions(parser: argparse.ArgumentParser) -> None:
         help="system prompts (0: own ones)",
     )
     add("--system-tokens", type=int, default=usual.system, metavar="N", help="(300)")
-    add("--first-tokens", type=int, default=usual.first, metavar="N", help="of a question (80)")
-    add("--new-tokens", type=int, default=usual.new, metavar="N", help="of later questions (60)")
     add("--output-tokens", type=int, default=usual.output, metavar="N", help="of an answer (60)")
     add("--pause", type=float, default=usual.pause, metavar="S", help="before a turn, mean (1)")
     add("--fork", type=float, default=usual.fork, metavar="P", help="children a turn (0)")
@@ -130,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _refuse_wrong_numbers(args: argparse.Namespace) -> None:
     require_ranges(args, turns=(1, 10_000), kinds=(0, 10_000), fork=(0, 1), pause=(0, 3600))
-    for name in ("system_tokens", "first_tokens", "new_tokens", "output_tokens"):
+    for name in ("system_tokens", "output_tokens"):
         require_between(f"--{name.replace('_', '-')}", getattr(args, name), 1, 10_000_000)
     require_ranges(args, unified=(1, 64), warmup=(0, 1000), timeout=(0.1, 86_400))
     require_ranges(args, kv_tokens=(0, 10**9), least_pass_time=(0, 10), scale=(1e-6, 1000))
@@ -152,8 +150,6 @@ def _sessions(args: argparse.Namespace) -> Callable[[int], Sequence[Session]]:
         num_turns=args.turns,
         kinds=args.kinds,
         system=args.system_tokens,
-        first=args.first_tokens,
-        new=args.new_tokens,
         output=args.output_tokens,
         pause=args.pause,
         fork=args.fork,

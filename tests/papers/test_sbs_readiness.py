@@ -106,22 +106,17 @@ def test_an_end_forward_ends_the_fixed_interval() -> None:
     assert whose(policy, load("a"), now=11.6) == ["a"]
 
 
-def test_a_late_end_forward_does_not_release_again() -> None:
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_late_or_duplicate_end_forward_does_not_release_again(is_late: bool) -> None:
     policy = make_policy("a")
     give(policy, "a", 1, now=10.0)
-    policy.expire(now=11.0)
+    if is_late:
+        policy.expire(now=11.0)
+    else:
+        policy.ended("a", (1,), PASS, now=11.0)
     give(policy, "a", 2, now=11.0)
     policy.ended("a", (1,), PASS, now=11.3)
     assert whose(policy, load("a"), now=11.9) == []
-
-
-def test_a_duplicate_end_forward_does_not_release_again() -> None:
-    policy = make_policy("a")
-    give(policy, "a", 1, now=10.0)
-    policy.ended("a", (1,), PASS, now=10.2)
-    give(policy, "a", 2, now=10.2)
-    policy.ended("a", (1,), PASS, now=10.3)
-    assert whose(policy, load("a"), now=10.9) == []
 
 
 def test_instances_take_turns() -> None:

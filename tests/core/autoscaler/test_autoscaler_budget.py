@@ -74,23 +74,17 @@ def test_what_is_ordered_later_changes_no_decision() -> None:
     assert (decided.targets.num_prefill, decided.targets.num_decode) == (2, 2)
 
 
-def test_what_is_ordered_and_not_ready_starts() -> None:
+@pytest.mark.parametrize(("later", "num_starting"), [(0.0, 2), (5.1, 0)])
+def test_what_is_ordered_and_not_ready_starts_unless_nobody_has_repeated_it_for_long(
+    later: float, num_starting: int
+) -> None:
     core = scaled("blitzscale")
     core.handle(OrderedReport(num_prefill=3), now=0.0)
-    core.handle(FleetReport(Fleet(PoolLoad(1), PoolLoad(2))), now=0.0)
-    (decided,) = core.wake(now=0.0)
+    core.handle(FleetReport(Fleet(PoolLoad(1), PoolLoad(2))), now=later)
+    (decided,) = core.wake(now=later)
     assert decided.fleet is not None
-    assert decided.fleet.prefill.num_starting == 2
+    assert decided.fleet.prefill.num_starting == num_starting
     assert decided.fleet.decode.num_starting == 0
-
-
-def test_an_order_that_nobody_has_repeated_for_long_does_not_count() -> None:
-    core = scaled("blitzscale")
-    core.handle(OrderedReport(num_prefill=3), now=0.0)
-    core.handle(FleetReport(Fleet(PoolLoad(1), PoolLoad(2))), now=5.1)
-    (decided,) = core.wake(now=5.2)
-    assert decided.fleet is not None
-    assert decided.fleet.prefill.num_starting == 0
 
 
 def test_a_decision_says_what_it_comes_from() -> None:

@@ -52,31 +52,27 @@ async def test_actions_are_performed_before_post_returns() -> None:
     assert done == ["a-1", "a-2"]
 
 
-async def test_an_event_posted_from_an_action_waits_for_the_others() -> None:
-    done: list[str] = []
-
-    def perform(action: str) -> None:
-        done.append(action)
-        if action == "a-1":
-            driver.post("b")
-
-    driver = make_driver(perform)
-    driver.post("a")
-    assert done == ["a-1", "a-2", "b-1", "b-2"]
-
-
-async def test_an_event_posted_from_a_wakeup_is_served_after_it() -> None:
+@pytest.mark.parametrize(
+    ("event", "posts_at", "served"),
+    [
+        ("a", "a-1", ["a-1", "a-2", "b-1", "b-2"]),
+        ("wake in 0", "woken", ["wake in 0-1", "wake in 0-2", "woken", "b-1", "b-2"]),
+    ],
+)
+async def test_an_event_posted_from_an_action_or_a_wakeup_waits_for_the_others(
+    event: str, posts_at: str, served: list[str]
+) -> None:
     done: asyncio.Queue[str] = asyncio.Queue()
 
     def perform(action: str) -> None:
         done.put_nowait(action)
-        if action == "woken":
+        if action == posts_at:
             driver.post("b")
 
     driver = make_driver(perform)
-    driver.post("wake in 0")
+    driver.post(event)
     async with asyncio.timeout(60):
-        assert [await done.get() for _ in range(5)][2:] == ["woken", "b-1", "b-2"]
+        assert [await done.get() for _ in served] == served
 
 
 def test_the_core_is_never_woken_early_though_uvloop_rounds_to_milliseconds() -> None:

@@ -40,13 +40,13 @@ async def predictor(store_url: str, cluster: str, tmp_path: Path) -> AsyncIterat
         yield
 
 
-async def test_a_predicted_length_reaches_the_schedulers_reports(
-    predictor: None, worker: worker_pb2_grpc.WorkerStub, sink: tuple[Sink, str]
-) -> None:
+async def told(worker: worker_pb2_grpc.WorkerStub, address: str, *, reads: bool) -> list[float]:
+    """Remaining lengths in reports to a leader that ``reads`` them, or does not."""
     leader = Leader(worker, 1)
-    await leader.send(ControlHello("scheduler-1", 1, WANTS))
-    request = make_request(sink[1], max_tokens=1900)
-    request = replace(request, predicted_output_tokens=60.0)
+    await leader.send(ControlHello("scheduler-1", 1, replace(WANTS, lengths=reads)))
+    request = make_request(address, max_tokens=1900 if reads else 200)
+    if reads:
+        request = replace(request, predicted_output_tokens=60.0)
     await leader.send(Dispatch(7, (UnitBatch(0, (request,)),)))
     seen: list[float] = []
     async with asyncio.timeout(60):
@@ -54,23 +54,20 @@ async def test_a_predicted_length_reaches_the_schedulers_reports(
             message = await leader.hear()
             if isinstance(message, LoadReport):
                 seen += message.units[0].remaining
-    assert seen[-1] <= 500.0
+            elif isinstance(message, EndForward) and message.finished:
+                break
+    return seen
+
+
+async def test_a_predicted_length_reaches_the_schedulers_reports(
+    predictor: None, worker: worker_pb2_grpc.WorkerStub, sink: tuple[Sink, str]
+) -> None:
+    assert 400 < (await told(worker, sink[1], reads=True))[-1] <= 500.0
 
 
 async def test_a_predictor_is_not_asked_for_lengths_that_nobody_reads(
     predictor: None, worker: worker_pb2_grpc.WorkerStub, sink: tuple[Sink, str]
 ) -> None:
-    leader = Leader(worker, 1)
-    await leader.send(ControlHello("scheduler-1", 1, replace(WANTS, lengths=False)))
-    request = make_request(sink[1], max_tokens=200)
-    await leader.send(Dispatch(7, (UnitBatch(0, (request,)),)))
-    seen: list[float] = []
-    async with asyncio.timeout(60):
-        while True:
-            message = await leader.hear()
-            if isinstance(message, LoadReport):
-                seen += message.units[0].remaining
-            elif isinstance(message, EndForward) and message.finished:
-                break
+    seen = await told(worker, sink[1], reads=False)
     assert len(seen) > 40
     assert all(math.isnan(each) for each in seen)
