@@ -25,7 +25,8 @@ class Detokeniser(Protocol):
 class TokenBytes(dict[int, bytes]):
     """Bytes of every token of a byte-level tokenizer, looked up on first use.
 
-    Special tokens have none, and neither have ids that the tokenizer does not know.
+    Special tokens have none, and neither have ids that the tokenizer does not know. Those beyond
+    its size are not kept: a worker may send any.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -33,11 +34,13 @@ class TokenBytes(dict[int, bytes]):
         self._tokenizer = tokenizer
         self._added = tokenizer.get_added_tokens_decoder()
         self._alphabet = byte_alphabet()
+        self._size = tokenizer.get_vocab_size(with_added_tokens=True)
 
     def __missing__(self, token_id: int) -> bytes:
         added = self._added.get(token_id)
         text = b"" if added is not None and added.special else self.raw(token_id)
-        self[token_id] = text
+        if token_id < self._size:
+            self[token_id] = text
         return text
 
     def raw(self, token_id: int) -> bytes:

@@ -41,6 +41,7 @@ class WorkerLink:
         self._max_queued = max_queued
         self._refused = refused
         self._num_units = 0
+        self._model = ""
         self._log = get_logger().bind(worker_id=worker_id)
         self._stream: Dialled[Order] = Dialled(
             config,
@@ -68,6 +69,7 @@ class WorkerLink:
         await end_tasks(self._task)
 
     async def _attempt(self) -> None:
+        self._model = ""
         reason = await self._stream.once(self._address, Outbox(self._max_queued))
         if is_superseded(reason):
             self._log.warning("worker_follows_another_leader", reason=reason)
@@ -83,6 +85,10 @@ class WorkerLink:
             limit = f"{self._worker_id!r}, the member at {self._address}"
             raise invalid("worker_id", message.info.worker_id, limit)
         if isinstance(message, Snapshot):
+            if message.info.model != (self._model or message.info.model):
+                limit = f"{self._model!r}, as in the stream's first snapshot"
+                raise invalid("model", message.info.model, limit)
+            self._model = message.info.model
             self._num_units = message.info.num_units
             self._refused(self._worker_id, False)
         for unit in _units(message):

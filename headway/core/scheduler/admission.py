@@ -8,7 +8,7 @@ from math import inf
 from headway.core.scheduler.instance import Instance, total_tokens
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.core.scheduler.windows import TenantWindows
-from headway.errors import Code
+from headway.errors import Code, invalid
 from headway.messages import Rejected, WantedReports
 from headway.policies import registry
 from headway.policies.dispatch import Dispatching
@@ -19,6 +19,8 @@ from headway.request import Request
 
 _LOADS_EVERY = 1.0  # seconds
 _MODEL_RETRY = 5.0  # seconds until a request for a model without workers is worth another try
+MOST_MODELS = 1024
+"""Models of one term: each has a window and policies, which stay."""
 _LATER_ATTEMPTS = 16
 """Times ``max_waiting`` that may wait where all but the first are later attempts."""
 _MOST_OF_FREE = 4
@@ -36,6 +38,12 @@ class SizeLimits:
         self.models: set[str] = set()
         self._instances = instances
         self._least: dict[str, float] = {}
+
+    def add(self, model: str) -> None:
+        """Note a worker's model; INVALID_ARGUMENT for one too many of them."""
+        if model not in self.models and len(self.models) >= MOST_MODELS:
+            raise invalid("the number of models", len(self.models) + 1, f"at most {MOST_MODELS}")
+        self.models.add(model)
 
     def update(self) -> None:
         """Note that instances have joined, left or changed."""

@@ -330,7 +330,7 @@ class SchedulerCore:
 
     def _on_snapshot(self, worker_id: str, snapshot: Snapshot, now: float) -> None:
         model = snapshot.info.model
-        self._limits.models.add(model)
+        self._limits.add(model)
         self._unheard.pop(worker_id, None)
         self._pool(model)
         self._reports.snapshot(worker_id, snapshot, now=now)

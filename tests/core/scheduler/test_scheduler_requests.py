@@ -8,7 +8,7 @@ import pytest
 
 from headway.cluster import Adapter, Role, UnitLoad, WorkerInfo
 from headway.core.scheduler.events import GatewayConnected, GatewayDisconnected, Note
-from headway.errors import Code
+from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, HeldRequest, Rejected
 from headway.policies.packing.flow_control import FlowControl
 from headway.request import StreamKey
@@ -280,6 +280,16 @@ def test_requests_of_a_gateway_that_stays_away_are_cancelled() -> None:
     assert scheduler.cancelled("p") == []
     scheduler.wait(0.2)
     assert 1 in scheduler.cancelled("p")
+
+
+def test_models_that_workers_name_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.core.scheduler.admission.MOST_MODELS", 1)
+    scheduler = make_scheduler()
+    scheduler.connect(make_info("p", model="m"))
+    with pytest.raises(HeadwayError, match="the number of models is 2; it must be at most 1"):
+        scheduler.connect(make_info("q", model="n"))
+    scheduler.submit(1)
+    assert scheduler.dispatched("p") == [1]
 
 
 def test_gateways_that_a_worker_makes_up_are_given_up_together() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from services.gateway.detokenise import TokenBytes
 from services.gateway.tokenizer import TextCodec
 from tests.fakes.tiny_model import THINK, byte_tokenizer, piece_tokenizer
 
@@ -66,3 +67,9 @@ def test_one_token_alone_has_text_and_bytes() -> None:
     assert codec.token_text(0xF0) == ("\ufffd", b"\xf0")
     assert codec.token_text(256) == ("<|end|>", b"<|end|>")
     assert TextCodec(PIECES).token_text(262) == ("a", b"a")
+
+
+def test_ids_beyond_the_vocabulary_are_not_kept() -> None:
+    known = TokenBytes(BYTES)
+    assert [known[97], known[9999], known[2**32 - 1]] == [b"a", b"", b""]
+    assert list(known) == [97]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
+from headway.cluster import UnitLoad
 from headway.core.scheduler.events import WorkerGone, WorkerReported
-from headway.messages import CancelStream, ControlHello, HeldRequest
+from headway.messages import CancelStream, ControlHello, HeldRequest, Snapshot
 from services.runtime.config import ServiceConfig
 from services.scheduler.worker_link import WorkerLink
 from tests.fakes.scheduler_rig import Rig, key, until
@@ -87,3 +89,19 @@ async def test_a_request_on_a_unit_that_its_worker_lacks_ends_the_stream_by_name
         await link.close()
     assert isinstance(told[0], WorkerGone)
     assert "unit is 5; it must be below the worker's 1 DP units" in told[0].reason
+
+
+async def test_a_worker_that_changes_its_model_ends_its_stream(rig: Rig) -> None:
+    worker = await rig.worker("w")
+    told: list[WorkerReported | WorkerGone] = []
+    hello, config = ControlHello("s", 1), ServiceConfig()
+    link = WorkerLink(config, "w", worker.address, hello, told.append, time.time, max_queued=3)
+    try:
+        await until(lambda: len(told) == 1, "it greets")
+        loads = (UnitLoad(0, 0, 0, 0, 90),)
+        worker.report(Snapshot(replace(worker.info, model="n"), loads))
+        await until(lambda: len(told) == 2, "the link says why")
+    finally:
+        await link.close()
+    assert isinstance(told[1], WorkerGone)
+    assert "model is 'n'; it must be 'm', as in the stream's first snapshot" in told[1].reason
