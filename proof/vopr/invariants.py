@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from headway.blocks import BlockPool
 from headway.core.worker.core import WorkerCore
+from headway.core.worker.lifecycle import Stage
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
 from headway.request import Request, StreamKey
@@ -31,6 +32,7 @@ REMEMBERED = frozenset(
     }
 )
 """Attributes of the cores that may name a request after its end; each is bounded."""
+_COULD_RUN = {Stage.RUNNING, Stage.WAITING}
 _PLAIN = (int, float, str, bytes, bool, type(None))
 
 
@@ -49,6 +51,18 @@ def check_blocks(world: Judge, name: str, core: WorkerCore) -> None:
     for unit in core.units:
         problem = problem_of_blocks(unit)
         world.require(not problem, "no block leaks or is shared wrongly", f"{name} {problem}")
+
+
+def check_runs(world: Judge, name: str, core: WorkerCore) -> None:
+    """Require that a worker computes unless all that it holds waits for others."""
+    if core._flights or core.next_wakeup is not None:
+        return
+    for unit in core.units:
+        if any(sequence.departure is not None for sequence in unit.sequences.values()):
+            continue  # blocks that are being sent come back
+        stages = {sequence.stage for sequence in unit.sequences.values()}
+        detail = f"unit {unit.unit} of {name} has {len(unit.sequences)} requests and runs none"
+        world.require(not stages or not stages <= _COULD_RUN, "no worker stands idle", detail)
 
 
 def problem_of_blocks(unit: WorkerUnit) -> str:

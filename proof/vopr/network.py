@@ -227,8 +227,8 @@ class Pipe:
         self._last_at = 0.0
         self._reader: asyncio.Future[None] | None = None
         self._writers: deque[asyncio.Future[None]] = deque()
-        self.on_cut: Callable[[], None] = lambda: None
-        """Called when the call is ended from afar, whoever reads."""
+        self.on_cut: Callable[[], None] | None = None
+        """Called when the call is ended from afar, whoever reads: also after the last message."""
 
     # --- the sender -------------------------------------------------------------------
 
@@ -285,11 +285,13 @@ class Pipe:
 
     def finish(self, end: CallEnd) -> None:
         """Let the reader learn the end: after what has arrived, or at once."""
-        if self._end is None:
+        before, self._end = self._end, self._end or end
+        if before is None or (self.on_cut is not None and end.is_cut and not before.is_cut):
             self._end = end
             if end.is_cut:
                 self._arrived.clear()
-                self.on_cut()
+                if self.on_cut is not None:
+                    self.on_cut()
             self._wake()
 
     def _wake(self) -> None:

@@ -39,7 +39,7 @@ from headway.messages import (
     Lost,
 )
 from headway.request import Request, StreamKey
-from proof.vopr.invariants import check_blocks
+from proof.vopr.invariants import check_blocks, check_runs
 from proof.vopr.loop import ProcessLife, owner
 from proof.vopr.world import ShellWorld
 from services.runtime import driver
@@ -67,6 +67,7 @@ class Watch:
         world.happened(f"{self._life.name} {type(event).__name__} {len(actions)}")
         if isinstance(core, WorkerCore):
             check_blocks(world, self._life.name, core)
+            check_runs(world, self._life.name, core)
             if isinstance(event, Dispatch):
                 for request in chain.from_iterable(batch.requests for batch in event.batches):
                     self._check_alone(request.key)

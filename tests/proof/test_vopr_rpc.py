@@ -107,7 +107,8 @@ def test_an_error_of_the_handler_is_unknown_to_the_caller(on: Any) -> None:
     assert on(fail, test) == ([], ("UNKNOWN", None))
 
 
-def test_a_cancelled_call_cancels_its_handler_and_its_reader(on: Any) -> None:
+@pytest.mark.parametrize("has_asked_all", [False, True])
+def test_a_cancelled_call_cancels_its_handler_and_its_reader(on: Any, has_asked_all: bool) -> None:
     ended: list[str] = []
 
     async def wait(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
@@ -120,6 +121,9 @@ def test_a_cancelled_call_cancels_its_handler_and_its_reader(on: Any) -> None:
     async def test(talk: Any, server: Any) -> Any:
         call = talk()
         first = await call.read()
+        if has_asked_all:
+            await call.done_writing()
+            await asyncio.sleep(0.1)
         call.cancel()
         with suppress(asyncio.CancelledError):
             await call.read()
