@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from functools import cached_property
 from math import inf
 
 from headway.core.scheduler.admission import wanted_reports
@@ -24,12 +23,10 @@ class Wants:
         self._state = state
         self._instances = instances
         self._has_choice: dict[str, bool] = {}
-
-    @cached_property
-    def _wants(self) -> Mapping[bool, WantedReports]:
+        self._wants: Mapping[bool, WantedReports] = {
+            each: wanted_reports(state.settings, has_choice=each) for each in (False, True)
+        }
         """What is asked for where there is no choice, and where there is one."""
-        settings = self._state.settings
-        return {each: wanted_reports(settings, has_choice=each) for each in (False, True)}
 
     @property
     def _is_constant(self) -> bool:
