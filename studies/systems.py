@@ -18,6 +18,8 @@ RECENT = ("qoserve", "jitserve", "split", "lmetric")
 SINGLES = ("sbs", "uniboost", "star", "pascal", "tokenscale")
 """Each paper alone."""
 RIVALS = (PLAIN, *ORDERS, *RECENT, *SINGLES)
+BY_LENGTH = "headway, by length"
+"""Ours, where the operator wants the most SLOs kept in an overload that lasts."""
 STAGES: Mapping[str, Mapping[str, str]] = {
     "without 2 (prefill)": {"dispatch": "immediate", "packing": "round-robin"},
     "without 3 (decode placement)": {"placement": "least-kv"},
@@ -25,10 +27,13 @@ STAGES: Mapping[str, Mapping[str, str]] = {
     "without 5 (moves)": {"rescheduling": "none"},
 }
 """Ours without one of its stages."""
+_LENGTH_WEIGHT = 10.0
 
 
 def preset_of(system: str) -> Preset:
     """Return the policies of a system."""
+    if system == BY_LENGTH:
+        return PRESETS[OURS].but({}, {"batching": {"length_weight": _LENGTH_WEIGHT}})
     if system not in (*PRESETS, *STAGES):
         return with_policies(PLAIN, params={"dispatch": {"rule": "least-kv"}}, batching=system)
     if system not in STAGES:

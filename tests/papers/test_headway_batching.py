@@ -19,7 +19,8 @@ from tests.fakes.candidates import Queued, decoding, served
 from tests.fakes.plans import Planned, make_planned
 
 CRITICAL, WAITING, SUPPLIED = 0.0, 1.0, 2.0
-LONG = 512
+LONG, QUANTUM = 512, 32
+LEFT = 700
 
 
 def make(pass_time: float = 0.0, **params: float) -> Headway:
@@ -181,12 +182,14 @@ def test_without_a_limit_who_has_no_reader_never_joins() -> None:
     later=st.floats(0, 100),
     step=st.sampled_from([0.003, 0.01, 0.027]),
     kind=st.sampled_from(["opens", "dry", "reasons", "unread"]),
+    weight=st.sampled_from([0.0, 0.5, 5.0]),
 )
 def test_nobody_without_a_reader_is_passed_by_who_came_t_and_its_solo_time_later(
-    tokens: int, arrival: float, wait: float, later: float, step: float, kind: str
+    tokens: int, arrival: float, wait: float, later: float, step: float, kind: str, weight: float
 ) -> None:
-    policy = make(step, unread_wait=wait)
-    solo = 0.7 * min(tokens, LONG) * step
+    """With a weight of lengths that is so many times the solo time of what is left, too."""
+    policy = make(step, unread_wait=wait, length_weight=weight)
+    solo = (0.7 * min(tokens, LONG) + weight * (LEFT + QUANTUM)) * step
     comes_at = arrival + wait + solo + 1e-6 + later
     comer = {
         "opens": Queued(2, comes_at, opens_answer=True),
@@ -194,7 +197,33 @@ def test_nobody_without_a_reader_is_passed_by_who_came_t_and_its_solo_time_later
         "reasons": reasoning(2, 1, comes_at),
         "unread": replace(answering(2, -inf, arrival=comes_at), is_read=False),
     }[kind]
-    assert served(policy, [comer, reasoning(1, tokens, arrival)], now=comes_at) == [1, 2]
+    waits = replace(reasoning(1, tokens, arrival), predicted_remaining=LEFT)
+    assert served(policy, [comer, waits], now=comes_at) == [1, 2]
+
+
+def test_by_length_the_shorter_pass_the_longer_unless_they_come_so_much_later() -> None:
+    def order(weight: float, later: float) -> list[int]:
+        long, short = reasoning(1, 0), reasoning(2, 0, arrival=later)
+        waiting = [replace(long, predicted_remaining=600), replace(short, predicted_remaining=100)]
+        return served(make(0.01, length_weight=weight, unread_wait=inf), waiting, now=40.0)
+
+    assert order(0.0, 1.0) == [1, 2]
+    assert order(2.0, 9.9) == [2, 1]
+    assert order(2.0, 10.1) == [1, 2], "2 times 500 passes of 0.01 s later"
+
+
+def test_lengths_are_read_only_where_they_count_and_a_rank_by_length_ends_with_its_quantum() -> (
+    None
+):
+    assert not make().reads_lengths
+    policy = make(0.01, length_weight=2.0, unread_wait=inf)
+    assert policy.reads_lengths
+    waits = replace(reasoning(1, QUANTUM + 5), predicted_remaining=95)
+    ranked = policy.rank(waits, now=0.0)
+    assert ranked.rank == pytest.approx((WAITING, 2.0))
+    assert ranked.until_tokens == waits.attained_tokens + QUANTUM - 5
+    unknown = replace(waits, predicted_remaining=None)
+    assert policy.rank(unknown, now=0.0).rank == (WAITING, 0.0)
 
 
 def test_a_rank_is_timed_once_a_request_however_long_it_waits() -> None:

@@ -29,6 +29,7 @@ BOUNDED = ("uniboost", "uniboost-memguard")
 SMALL: dict[str, dict[str, Any]] = {
     "headway": {
         "long_tokens": 5,
+        "length_weight": 0.5,
         "unread_wait": 0.5,
         "reserve": 0.1,
         "quantum": 2,

@@ -56,7 +56,7 @@ def test_tokenscale_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 def test_composition_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(composition, "CELL", replace(composition.CELL, seconds=8.0))
-    require_told(composition.reproduce([1], 1), 16)
+    require_told(composition.reproduce([1], 1), 19)
 
 
 def test_a_run_of_a_study_is_the_same_for_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,11 @@ yield first. So the short start at once, and the long share what is left first c
 The longest is not the first to pay, as it would be by service: it has come early, and it stays in
 its place.
 
+With a ``length_weight`` who has no reader comes later by so many times what it still needs alone,
+as predicted. Whoever comes later than that does not pass it. Without one nothing is predicted.
+
 A ``reserve`` of blocks is kept free ahead of need, so that who has just been prefilled finds room.
-Nothing is predicted. The times of a prompt token and of a pass are the worker's own.
+The times of a prompt token and of a pass are the worker's own.
 """
 
 from __future__ import annotations
@@ -59,6 +62,10 @@ class HeadwayParams(Bounded):
     long_weight: float = between(0, 1000, default=0.7)
     """Seconds by which a long request comes later for each second that its first ``long_tokens``
     take alone."""
+    length_weight: float = between(0, 1000, default=0.0)
+    """Seconds by which who has no reader comes later for each second that its predicted rest takes
+    alone. 0: whatever its length. The more, the more keep their SLO in an overload that lasts, and
+    the more the longest pay."""
     unread_wait: float | None = at_least(0, default=None)
     """T: seconds after its turn from which who has no reader ranks beside critical readers. inf:
     never, so that readers are in time whoever waits. None: ℓ as measured, so that nobody pays."""
@@ -97,6 +104,7 @@ class Headway(Batching, CostReader):
 
     def __init__(self, params: HeadwayParams | None = None) -> None:
         self._params = params or HeadwayParams()
+        self.reads_lengths = self._params.length_weight > 0
         self._clocks = ReaderClocks(self._params)
         self._pass_time = MeanPassTime()
         self._lag = ReaderLag(self._params)
@@ -158,7 +166,7 @@ class Headway(Batching, CostReader):
         if candidate.opens_answer:
             until = candidate.attained_tokens + 1 if candidate.num_output_tokens else inf
             return Ranked((_CRITICAL, self._turn(candidate)), until)
-        if candidate.phase is Phase.ANSWERING and candidate.is_read:
+        if _is_read(candidate):
             clock = self._clocks.look(candidate, now)
             if clock.is_critical:
                 return Ranked((_CRITICAL, candidate.due_at), clock.until_tokens)
@@ -167,6 +175,8 @@ class Headway(Batching, CostReader):
         if not self._is_long(candidate):
             left = max(1, self._params.long_tokens - candidate.num_output_tokens)
             until = candidate.attained_tokens + left
+        if self.reads_lengths:
+            until = min(until, candidate.attained_tokens + self._clocks.tokens_left(candidate))
         joins_at = self._joins_at(candidate)
         if now >= joins_at:
             self._joined[candidate.key] = joins_at
@@ -193,13 +203,22 @@ class Headway(Batching, CostReader):
     def _turn(self, candidate: Candidate) -> float:
         """Return the instant by which it is ordered: the long come later, and so do prompts."""
         params = self._params
+        turn = candidate.due_at + params.length_weight * self._seconds_left(candidate)
         if self._is_long(candidate):
             alone = params.long_tokens * self._pass_time.seconds
-            return candidate.due_at + params.long_weight * alone
+            return turn + params.long_weight * alone
         if candidate.num_output_tokens or self._per_prompt is None:
-            return candidate.due_at
+            return turn
         tokens = candidate.num_prompt_tokens - candidate.num_cached_tokens
-        return candidate.due_at + params.prompt_weight * self._per_prompt.value * tokens
+        return turn + params.prompt_weight * self._per_prompt.value * tokens
+
+    def _seconds_left(self, candidate: Candidate) -> float:
+        """Return what it still needs alone as predicted, by whole quanta; 0 for whom one reads."""
+        left = candidate.predicted_remaining
+        if not self.reads_lengths or left is None or candidate.opens_answer or _is_read(candidate):
+            return 0.0
+        since = candidate.num_output_tokens % self._params.quantum
+        return (left + since) * self._pass_time.seconds
 
     def gives_way(self, candidate: Candidate) -> bool:
         """Return whether it is long and has not joined the critical, or yields by its class."""
@@ -210,9 +229,8 @@ class Headway(Batching, CostReader):
 
     def _is_long(self, candidate: Candidate) -> bool:
         """Return whether nobody reads the many tokens that it has."""
-        is_read = candidate.phase is Phase.ANSWERING and candidate.is_read
         has_many = candidate.num_output_tokens >= max(1, self._params.long_tokens)
-        return has_many and not is_read and not candidate.opens_answer
+        return has_many and not _is_read(candidate) and not candidate.opens_answer
 
     def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
         """Take blocks from who takes what is left, for all others; from the long, for the short."""
@@ -226,6 +244,11 @@ class Headway(Batching, CostReader):
         """Forget its reader, and that it joined the critical."""
         self._clocks.forget(key)
         self._joined.pop(key, None)
+
+
+def _is_read(candidate: Candidate) -> bool:
+    """Return whether its reader has its answer as it comes."""
+    return candidate.phase is Phase.ANSWERING and candidate.is_read
 
 
 def _takes_what_is_left(candidate: Candidate, now: float) -> bool:
