@@ -30,7 +30,7 @@ from studies.runs import KEEP_VARIABLE
 
 _WIDTH = 180
 PAPERS = ("sbs", "uniboost", "star", "pascal", "tokenscale")
-OURS = ("composition", "dominance", "goodput", "topology", conversations.PAPER)
+OURS = ("composition", "dominance", "traces", "goodput", "topology", conversations.PAPER)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -97,8 +97,15 @@ def keeps(record: Record, cell: Cell) -> bool:
 
 
 def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
-    """Compare all systems in every cell, against the plain deployment and the best of the rest."""
-    cells = present(PAPER, CELLS)
+    """Compare all systems in every cell."""
+    return compare(PAPER, CELLS, seeds, num_processes)
+
+
+def compare(
+    paper: str, cells: Mapping[str, Cell], seeds: Sequence[int], num_processes: int
+) -> list[Claim]:
+    """Compare all systems in some cells, against the plain deployment and the best of the rest."""
+    cells = present(paper, cells)
     rates = rates_of(cells, num_processes)
     places = {name: (rates[name], cell.topologies) for name, cell in cells.items()}
     best = best_topologies(measure, places, _systems_at, num_processes)
@@ -118,7 +125,7 @@ def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
         claims.append(_preemptions(results, name, rates[name]))
         if cell.scaling is not None:
             claims.append(_gpus(results, name, rates[name]))
-    return claims
+    return [replace(claim, paper=paper) for claim in claims]
 
 
 def rates_of(cells: Mapping[str, Cell], num_processes: int) -> Mapping[str, float]:

@@ -1,4 +1,4 @@
-"""Cells of the study of dominance with recorded arrivals, and with a fleet that is scaled."""
+"""Cells with recorded arrivals, in the studies of dominance and of traces, and a scaled fleet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import MappingProxyType
 import pytest
 
 from headway.sim.spec import Autoscaling
-from studies import cells, dominance, warm
+from studies import cells, dominance, traces, warm
 from studies.bursts import DATA_VARIABLE
 from studies.recorded import MOONCAKE, SERVEGEN, TraceFiles
 from studies.runs import Job
@@ -105,10 +105,12 @@ def test_a_scaled_cell_has_its_row_of_gpus(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.usefixtures("azure")
 def test_every_system_has_its_own_best_topology(monkeypatch: pytest.MonkeyPatch) -> None:
     few = replace(CHATS, seconds=8.0)
-    monkeypatch.setattr(dominance, "CELLS", MappingProxyType({"trace": few}))
-    monkeypatch.setattr(dominance, "saturation", lambda *_: {"trace": 2.0})
-    first, *_ = dominance.reproduce([1], 1)
-    assert first.against == PLAIN
+    recorded = MappingProxyType({"trace": few})
+    monkeypatch.setattr(dominance, "CELLS", recorded)
+    monkeypatch.setattr(traces, "RECORDED", recorded)
+    monkeypatch.setattr(traces, "RATES", {"trace": 2.0})
+    first, *_ = traces.reproduce([1], 1)
+    assert (first.paper, first.against) == ("traces", PLAIN)
     for system in dominance.SYSTEMS:
         assert any(f"({topology})" in first.note for topology in few.topologies)
         assert f"{system} " in first.note
