@@ -74,6 +74,9 @@ class PickerConfig(ClassesConfig):
     max_body: int = Field(
         64 << 20, ge=1, description="bytes of a request's body, then 413; it is held in memory"
     )
+    max_bodies: int = Field(
+        1 << 30, ge=1, description="bytes of all bodies that are held at once, then 503"
+    )
     max_waiting: int = Field(
         _SCHEDULER.max_waiting, ge=1, description="requests in the window, then 429"
     )

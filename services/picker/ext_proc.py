@@ -59,6 +59,24 @@ class HttpExchange:
     body: bytes = b""
 
 
+class Bodies:
+    """The bytes of all bodies that are held, at most so many."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.num_held = 0
+
+    def take(self, num_bytes: int) -> bool:
+        """Take room for some; return whether there is."""
+        has_room = self.num_held + num_bytes <= self.most
+        self.num_held += num_bytes if has_room else 0
+        return has_room
+
+    def give_back(self, num_bytes: int) -> None:
+        """Give back what was taken."""
+        self.num_held -= num_bytes
+
+
 class ExternalProcessor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]
     """The servicer. ``ask`` answers an exchange; ``responded`` and ``ended`` hear what follows.
 
@@ -71,7 +89,9 @@ class ExternalProcessor(external_processor_pb2_grpc.ExternalProcessorServicer): 
         responded: Callable[[int, str, bool], None],
         ended: Callable[[int], None],
         max_body: int,
+        bodies: Bodies,
     ) -> None:
+        self._bodies = bodies
         self._ask = ask
         self._responded = responded
         self._ended = ended
@@ -84,7 +104,7 @@ class ExternalProcessor(external_processor_pb2_grpc.ExternalProcessorServicer): 
         """Serve one HTTP request; messages are read and written one by one, as generators cost."""
         self._num_exchanges += 1
         number = self._num_exchanges
-        stream = _Stream(partial(self._ask, number), self._max_body)
+        stream = _Stream(partial(self._ask, number), self._max_body, self._bodies)
         try:
             while not stream.is_over and (message := await context.read()) is not grpc.aio.EOF:
                 if message.HasField("response_headers"):
@@ -93,13 +113,17 @@ class ExternalProcessor(external_processor_pb2_grpc.ExternalProcessorServicer): 
                 for response in await stream.take(message):
                     await context.write(response)
         finally:
+            stream.let_go()
             self._ended(number)
 
 
 class _Stream:
     """The state of one exchange: which message is answered by which."""
 
-    def __init__(self, ask: Callable[[HttpExchange], Awaitable[Answer]], max_body: int) -> None:
+    def __init__(
+        self, ask: Callable[[HttpExchange], Awaitable[Answer]], max_body: int, bodies: Bodies
+    ) -> None:
+        self._bodies = bodies
         self._ask = ask
         self._max_body = max_body
         self._exchange = HttpExchange()
@@ -139,12 +163,21 @@ class _Stream:
     async def _on_body(self, piece: Any) -> Sequence[Any]:
         if not self._waits:
             return [_as_it_came(piece, "request_body", self._is_duplex)]
-        self._pieces.append(piece.body)
-        self._size += len(piece.body)
-        if self._size > self._max_body:
+        if self._size + len(piece.body) > self._max_body:
             self.is_over = True
             return [_too_large(self._max_body)]
+        if not self._bodies.take(len(piece.body)):
+            self.is_over = True
+            return [_too_many(self._bodies.most)]
+        self._pieces.append(piece.body)
+        self._size += len(piece.body)
         return await self._answer(is_end=True) if piece.end_of_stream else []
+
+    def let_go(self) -> None:
+        """Hold the body no more."""
+        self._bodies.give_back(self._size)
+        self._exchange.body, self._size = b"", 0
+        self._pieces.clear()
 
     async def _answer_headers(self) -> Sequence[Any]:
         answer = await self._ask(self._exchange)
@@ -157,7 +190,7 @@ class _Stream:
         body = self._exchange.body = b"".join(self._pieces)
         self._pieces.clear()
         answers = [*await self._answer_headers()]
-        self._exchange.body = b""
+        self.let_go()
         return answers if self.is_over else [*answers, *_body(body, is_end=is_end)]
 
 
@@ -254,6 +287,11 @@ def _refusal(refuse: Refuse) -> Any:
 def _too_large(limit: int) -> Any:
     message = f"the body has more than {limit} bytes, the picker's limit: send less"
     return _immediate(413, "invalid_request_error", message)
+
+
+def _too_many(limit: int) -> Any:
+    message = f"bodies of {limit} bytes are on their way, the picker's limit: try again"
+    return _immediate(503, "service_unavailable", message, 1.0)
 
 
 def _immediate(status: int, kind: str, message: str, retry_after: float = 0.0) -> Any:

@@ -28,7 +28,7 @@ from headway.request import StreamKey
 from services.endpoints.endpoints_file import EndpointEntry, entries_from
 from services.endpoints.pool import Answer, EndpointPool
 from services.picker.config import PickerConfig
-from services.picker.ext_proc import ExternalProcessor, HttpExchange
+from services.picker.ext_proc import Bodies, ExternalProcessor, HttpExchange
 from services.picker.leadership import PickerLeadership
 from services.picker.metrics import PickerMetrics
 from services.picker.prompts import Prompts
@@ -96,7 +96,10 @@ class PickerService:
         undo.callback(self._threads.shutdown, wait=False, cancel_futures=True)
         server = grpc.aio.server(options=_OPTIONS)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        processor = ExternalProcessor(self._ask, self._responded, self._ended, config.max_body)
+        bodies = Bodies(config.max_bodies)
+        processor = ExternalProcessor(
+            self._ask, self._responded, self._ended, config.max_body, bodies
+        )
         external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(processor, server)
         self.address = self._bind(server)
         client = await undo.enter_async_context(

@@ -206,6 +206,24 @@ async def test_a_body_over_the_limit_is_refused(endpoints: Endpoints) -> None:
         assert (await exchange.ask(_BODY)).immediate_response.status.code == 413
 
 
+async def test_bodies_have_a_bound_together_and_make_room_as_they_are_answered(
+    endpoints: Endpoints,
+) -> None:
+    most = len(_BODY) + 10
+    async with picker(await endpoints.add(), max_bodies=most) as service:
+        for _ in range(2):
+            async with Exchange(service.address) as exchange:
+                assert named(await exchange.ask(_BODY))
+        async with Exchange(service.address) as held:
+            await held.send(headers(), *body(_BODY[:20], is_end=False))
+            status = 0
+            while status != 503:  # until the picker has read it
+                async with Exchange(service.address) as other:
+                    refused = (await other.ask(_BODY)).immediate_response
+                    status = refused.status.code
+            assert b"the picker's limit: try again" in refused.body
+
+
 async def test_long_bodies_are_read_in_threads_and_the_longest_not_at_all(
     endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
