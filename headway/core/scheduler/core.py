@@ -360,6 +360,7 @@ class SchedulerCore:
         self.pictures.forget(worker_id)
         self._state.costs.forget(worker_id)
         self._reports.lose_all(instance, reason, now=now)
+        self._decode.retry()  # its moves had room elsewhere
 
     def _update(self, worker_id: str) -> None:
         """Note an instance that has joined, left, or changed what it takes."""

@@ -74,6 +74,17 @@ def test_room_promised_to_a_handoff_is_not_promised_again() -> None:
     assert targets(scheduler) == [(1, "d"), (2, "d")]
 
 
+def test_room_of_a_move_whose_source_is_lost_goes_to_who_waits() -> None:
+    scheduler = prefilled("d", blocks=3)
+    scheduler.connect(make_info("q"))
+    scheduler.submit(2)
+    assert scheduler.dispatched("q") == [2]
+    scheduler.prefill("q", 2)
+    assert targets(scheduler, "q") == []
+    scheduler.kill("p")
+    assert targets(scheduler, "q") == [(2, "d")]
+
+
 def test_what_is_on_its_way_counts_in_the_next_placement() -> None:
     scheduler = make_cluster("d1", "d2")
     for stream_id in (1, 2, 3, 4):
