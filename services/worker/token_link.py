@@ -123,5 +123,5 @@ class _TokenLink:
             self._post(GatewayGone(self._gateway_id))
 
     def _cancel(self, packed: Any) -> None:
-        for stream_id in packed.cancel_stream_ids:
+        for stream_id in wire.unpack_cancels(packed):
             self._post(CancelStream(StreamKey(self._gateway_id, stream_id)))

@@ -49,6 +49,7 @@ from services.runtime.wire.streams import (
 from services.runtime.wire.tokens import (
     pack_token_batch,
     split_token_batch,
+    unpack_cancels,
     unpack_token_batch,
 )
 
@@ -87,6 +88,7 @@ __all__ = [
     "split_token_batch",
     "status_of",
     "transfer_kv",
+    "unpack_cancels",
     "unpack_decision",
     "unpack_fleet",
     "unpack_question",

@@ -158,6 +158,11 @@ def _names(values: Sequence[bytes], name: str) -> Sequence[bytes]:
     return values
 
 
+def _few(values: Sequence[int], name: str) -> Sequence[int]:
+    require_at_most(values, MAX_ENTRIES, name)
+    return values
+
+
 def _kv_bytes(value: int, name: str) -> int:
     if value > MAX_KV_BYTES:
         raise invalid(name, value, f"at most {MAX_KV_BYTES}")
@@ -240,7 +245,7 @@ BY_FIELD: Mapping[type, Mapping[str, Check]] = {
         "shape": _kv_shape(least_tokens=1),
     },
     KvPart: {"shape": _kv_shape(least_tokens=0)},
-    EndForward: {"pass_time": unchecked},  # for the policy to judge
+    EndForward: {"pass_time": unchecked, "dispatch_ids": _few},  # the time: for the policy to judge
     PassWork: {"seconds": unchecked},  # as well
     FinishedRequest: {"names": _names},
     CachedPrefixes: {"names": _names},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -204,3 +204,9 @@ def _one_unpacked(entry: pb.TokenLogprobs, prompt: tuple[TokenLogprobs, ...] = (
         finite(logprob, "logprobs")
     tops = tuple(entry.top_token_ids), tuple(entry.top_logprobs)
     return TokenLogprobs(entry.logprob, *tops, prompt)
+
+
+def unpack_cancels(packed: pb.TokenControl) -> Sequence[int]:
+    """Return the streams that a gateway wants no more of, checked."""
+    require_at_most(packed.cancel_stream_ids, MAX_ENTRIES, "cancel_stream_ids")
+    return packed.cancel_stream_ids

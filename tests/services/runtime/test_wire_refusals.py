@@ -127,6 +127,7 @@ def test_a_bad_token_batch_is_refused_by_name(batch: dict[str, Any], named: str)
         ),
         ({"end_forward": {"costs": {"per_kv_token": 1e9}}}, "per_kv_token is 1000000000"),
         ({"end_forward": {"loads": [{}] * 4097}}, "the number of loads is 4097"),
+        ({"end_forward": {"dispatch_ids": [1] * MANY}}, "the number of dispatch_ids is 65537"),
         ({"end_forward": {"work": [{}] * 65}}, "the number of work is 65"),
         ({"end_forward": {"prefilled": [{}] * MANY}}, "the number of prefilled is 65537"),
         ({"end_forward": {"finished": [{}] * MANY}}, "the number of finished is 65537"),
@@ -182,6 +183,8 @@ def test_more_messages_than_a_peer_has_reason_for_are_refused_before_they_are_re
     batch: Any = {"messages": [{"cancel": KEY}] * MANY}
     with pytest.raises(HeadwayError, match="the number of messages is 65537"):
         wire.FROM_GATEWAY.unpack_all(scheduler_pb2.GatewayMessage(batch=batch), now=0.0)
+    with pytest.raises(HeadwayError, match="the number of cancel_stream_ids is 65537"):
+        wire.unpack_cancels(gateway_pb2.TokenControl(cancel_stream_ids=[1] * MANY))
     question: Any = {"hidden": b"ab", "width": 1, "num_output_tokens": [1], "stream_ids": [1]}
     question |= {"model": "m", "gateway_ids": ["g"], "gateways": [0], "ended": [KEY] * MANY}
     with pytest.raises(HeadwayError, match="the number of ended is 65537"):
