@@ -150,10 +150,12 @@ class ShellCluster:
         if process is None:
             return
         process.life.pause()
+        paused_at = self.world.loop.time()
 
         def notice() -> None:
             if process.life.is_paused and process.life.is_alive:
                 self._died(process)
+                self.world.silent_at[name] = paused_at
                 self.world.wires.hangs(process.life)
 
         self.world.loop.later(KEEPALIVE, notice)

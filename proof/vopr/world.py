@@ -122,7 +122,7 @@ class ShellWorld:
         self.deaths: list[float] = []
         """When workers ended, or stood still for so long that everybody gave them up."""
         self.silent_at: dict[str, float] = {}
-        """When processes last died without a word, which keepalive tells their peers."""
+        """When processes last died, or stood still, without a word: keepalive tells their peers."""
         self.failures: list[float] = []
         """When passes failed."""
         self.dispatched_at: dict[StreamKey, float] = {}
