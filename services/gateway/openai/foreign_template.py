@@ -25,7 +25,7 @@ MOST_SECONDS = 2
 _PATIENCE = 20.0
 """Seconds, on a machine that is busy."""
 _MOST_CHARS = 2**23
-_ENVIRONMENT = ("PATH", "PYTHONPATH")  # and nothing that may hold a password
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")  # and nothing that may hold a password
 
 
 def render_foreign(
@@ -39,7 +39,7 @@ def render_foreign(
     """Render as ``ChatTemplate.render`` does; it takes a tenth of a second or two.
 
     INVALID_ARGUMENT where the source is no template, does not take these messages, or takes too
-    much memory or time.
+    much memory or time. UNAVAILABLE where no process can be started.
     """
     asked = [source, special_tokens, messages, options, tools, ending.value]
     try:
@@ -47,10 +47,13 @@ def render_foreign(
             module_command("services.gateway.openai.foreign_template"),
             input=json.dumps(asked, default=dict).encode(),
             capture_output=True,
-            env={name: each for name, each in child_environment().items() if name in _ENVIRONMENT},
+            env=environment(),
             timeout=_PATIENCE,
             check=True,
         )
+    except OSError as error:
+        message = f"no process can be started for chat_template ({error.strerror}): try again later"
+        raise HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0) from error
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
         raise _too_much() from error
     said = json.loads(done.stdout)
@@ -58,6 +61,15 @@ def render_foreign(
         return said
     message, param = said
     raise HeadwayError(Code.INVALID_ARGUMENT, message, param=param)
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of the process, which has one thread.
+
+    numpy's library would start one a core, and with 40 MiB of addresses each they are the memory.
+    """
+    passed = {name: each for name, each in child_environment().items() if name in _ENVIRONMENT}
+    return {**passed, "OPENBLAS_NUM_THREADS": "1"}
 
 
 def _too_much() -> HeadwayError:

@@ -13,7 +13,7 @@ from headway.errors import Code, HeadwayError
 from services.gateway.api_call import ChatEnd
 from services.gateway.model_files import read_model
 from services.gateway.openai.chat_template import MOST_STEPS, ChatTemplate
-from services.gateway.openai.foreign_template import render_foreign
+from services.gateway.openai.foreign_template import environment, render_foreign
 from services.gateway.tokenizer import TextCodec
 from tests.fakes.tiny_model import END, MODEL_LEN, write_model
 
@@ -139,6 +139,22 @@ def foreign(source: str) -> str:
 def test_a_clients_own_template_is_rendered_in_a_process_of_its_own() -> None:
     source = "{{ messages[0].content }}{{ n }}{{ eos_token }}{{ add_generation_prompt }}"
     assert foreign(source) == "ü\ud83d3.True"
+
+
+def test_its_process_leaves_the_memory_to_the_template_on_a_machine_of_many_cores() -> None:
+    source = (
+        "import services.gateway.openai.foreign_template as each, pathlib, sys;"
+        "sys.exit('Threads:\\t1\\n' not in pathlib.Path('/proc/self/status').read_text())"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", source], env=environment(), check=False)
+    assert done.returncode == 0
+
+
+def test_without_a_process_for_it_a_template_is_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(HeadwayError, match="no process can be started") as caught:
+        foreign("{{ 1 }}")
+    assert caught.value.code is Code.UNAVAILABLE
 
 
 @pytest.mark.parametrize(
