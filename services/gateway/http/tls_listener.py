@@ -96,15 +96,23 @@ class _Once:
 
 
 async def bound_sockets(host: str, port: int, backlog: int) -> list[socket.socket]:
-    """Return listening sockets of all addresses of a host; OSError where one is taken."""
+    """Return listening sockets of all addresses of a host; OSError where one is taken.
+
+    Addresses of a family that this machine has not are left out, unless there are no others.
+    """
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     sockets: list[socket.socket] = []
+    lacking: OSError | None = None
     try:
         for family, *_, address in dict.fromkeys(found):
-            sockets.append(socket.socket(family, socket.SOCK_STREAM))
+            try:
+                sockets.append(socket.socket(family, socket.SOCK_STREAM))
+            except OSError as error:
+                lacking = error
+                continue
             sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 sockets[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -115,4 +123,6 @@ async def bound_sockets(host: str, port: int, backlog: int) -> list[socket.socke
         for each in sockets:
             each.close()
         raise
+    if lacking is not None and not sockets:
+        raise lacking
     return sockets

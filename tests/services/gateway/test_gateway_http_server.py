@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import ssl
 import weakref
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from services.gateway.http.server import HttpServer, tls_context
+from services.gateway.http.tls_listener import bound_sockets
 from tests.fakes.http_rig import (
     LIMITS,
     MAX_CONNECTIONS,
@@ -368,3 +370,16 @@ async def test_a_tls_connection_takes_its_place_before_it_shakes_hands(
     await until(lambda: shared.connections.num_taken == 0)  # after the time for a handshake
     assert [await reader.read() for reader, _ in silent] == [b""] * 16
     server.stop()
+
+
+async def test_addresses_of_a_family_that_the_machine_lacks_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def found(*_: object, **__: object) -> list[tuple[object, ...]]:
+        lacking, there = (255, "::1"), (socket.AF_INET, "127.0.0.1")
+        return [(family, socket.SOCK_STREAM, 6, "", (host, 0)) for family, host in (lacking, there)]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", found)
+    (bound,) = await bound_sockets("localhost", 0, 1)
+    assert bound.getsockname()[0] == "127.0.0.1"
+    bound.close()
