@@ -226,6 +226,20 @@ def test_lengths_are_read_only_where_they_count_and_a_rank_by_length_ends_with_i
     assert policy.rank(unknown, now=0.0).rank == (WAITING, 0.0)
 
 
+def test_who_outlives_the_prediction_needs_nothing_more_wherever_its_quantum_is() -> None:
+    policy = make(0.01, length_weight=2.0, unread_wait=inf)
+    ranked = [
+        policy.rank(replace(reasoning(1, QUANTUM + num), predicted_remaining=left), now=0.0)
+        for num, left in ((0, 2.5), (2, 0.5), (3, 0.0), (7, 0.0))
+    ]
+    in_time, outlived = ranked[:2], ranked[2:]
+    for each in in_time:
+        assert each.rank == pytest.approx((WAITING, 0.05))
+    assert [each.rank for each in outlived] == [(WAITING, 0.0)] * 2
+    ends_at = reasoning(1, QUANTUM + 3).attained_tokens
+    assert [each.until_tokens for each in in_time] == [ends_at] * 2
+
+
 def test_a_rank_is_timed_once_a_request_however_long_it_waits() -> None:
     """The queue looks at it again when it joins the critical, and at no other instant."""
     policy = Counting(HeadwayParams(unread_wait=5.0))

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import ceil, inf, isfinite
 from typing import ClassVar
 
 from headway.bounds import Bounded, at_least, between
@@ -176,7 +176,7 @@ class Headway(Batching, CostReader):
             left = max(1, self._params.long_tokens - candidate.num_output_tokens)
             until = candidate.attained_tokens + left
         if self.reads_lengths:
-            until = min(until, candidate.attained_tokens + self._clocks.tokens_left(candidate))
+            until = min(until, candidate.attained_tokens + self._tokens_as_long(candidate))
         joins_at = self._joins_at(candidate)
         if now >= joins_at:
             self._joined[candidate.key] = joins_at
@@ -213,12 +213,20 @@ class Headway(Batching, CostReader):
         return turn + params.prompt_weight * self._per_prompt.value * tokens
 
     def _seconds_left(self, candidate: Candidate) -> float:
-        """Return what it still needs alone as predicted, by whole quanta; 0 for whom one reads."""
+        """Return what it still needs alone as predicted, by whole quanta.
+
+        0 for whom one reads, and for who has outlived the prediction.
+        """
         left = candidate.predicted_remaining
-        if not self.reads_lengths or left is None or candidate.opens_answer or _is_read(candidate):
+        if not (self.reads_lengths and left) or candidate.opens_answer or _is_read(candidate):
             return 0.0
         since = candidate.num_output_tokens % self._params.quantum
         return (left + since) * self._pass_time.seconds
+
+    def _tokens_as_long(self, candidate: Candidate) -> int:
+        """Return the tokens until its quantum ends, or it outlives the prediction."""
+        of_quantum, left = self._clocks.tokens_left(candidate), candidate.predicted_remaining
+        return ceil(min(left, of_quantum)) if left else of_quantum
 
     def gives_way(self, candidate: Candidate) -> bool:
         """Return whether it is long and has not joined the critical, or yields by its class."""
