@@ -23,6 +23,8 @@ MOST_MODELS = 1024
 """Models of one term: each has a window and policies, which stay."""
 _LATER_ATTEMPTS = 16
 """Times ``max_waiting`` that may wait where all but the first are later attempts."""
+_LEAST_LATER = 4096
+"""However low ``max_waiting`` is: as many as may have run when their workers died."""
 _MOST_OF_FREE = 4
 """A tenant alone has four fifths of the places."""
 
@@ -120,7 +122,8 @@ def refuse_for_now(
     with a name may have at most four times the free places, so that a newcomer finds one (as at
     the gateway's bounds). ``num_waiting``: in the windows of all models.
     """
-    if request.attempt > 0 and num_waiting < _LATER_ATTEMPTS * settings.max_waiting:
+    most_later = max(_LEAST_LATER, _LATER_ATTEMPTS * settings.max_waiting)
+    if request.attempt > 0 and num_waiting < most_later:
         return None
     tenant, free = request.standing.tenant, settings.max_waiting - num_waiting
     num_own = window.num_waiting_of(tenant) if window is not None and tenant else 0
