@@ -132,8 +132,16 @@ def serve_metrics(
     silent = {"timeout": _SILENCE}  # of a connection, which holds a thread
     quiet: Any = server
     quiet.handle_error = lambda *_: None  # the end of a connection is worth no traceback
-    places, serve = threading.Semaphore(_MOST_CONNECTIONS), quiet.process_request_thread
+    places = threading.Semaphore(_MOST_CONNECTIONS)
     quiet.verify_request = lambda *_: places.acquire(blocking=False)
+    start, serve = quiet.process_request, quiet.process_request_thread
+
+    def start_in_place(request: Any, address: Any) -> None:
+        try:
+            start(request, address)
+        except BaseException:  # there is no thread for it
+            places.release()
+            raise
 
     def serve_in_place(request: Any, address: Any) -> None:
         try:
@@ -141,6 +149,7 @@ def serve_metrics(
         finally:
             places.release()
 
+    quiet.process_request = start_in_place
     quiet.process_request_thread = serve_in_place
     server.RequestHandlerClass = type(handler.__name__, (handler,), silent)
     whole, nameless = make_wsgi_app(registry), make_wsgi_app(_Nameless(registry))

@@ -7,6 +7,7 @@ import json
 import resource
 import signal
 import sys
+import threading
 import urllib.request
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -255,6 +256,23 @@ async def test_the_metrics_port_has_a_bound_of_connections(
         one_more[1].close()
         assert await asyncio.wait_for(first[0].read(), PATIENCE) == b""
         assert await asyncio.to_thread(_get_once_there, f"http://{address}/live") == "ok\n"
+
+
+async def test_a_connection_to_the_metrics_port_without_a_thread_keeps_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(telemetry, "_MOST_CONNECTIONS", 1)
+    with telemetry.serve_metrics("127.0.0.1:0", CollectorRegistry(), Probes()) as address:
+        host, _, port = address.rpartition(":")
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", refuse)
+            reader, writer = await asyncio.open_connection(host, int(port))
+            assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
+            writer.close()
+        assert await asyncio.to_thread(_get, f"http://{address}/live", "") == "ok\n"
 
 
 def _get_once_there(url: str) -> str:
