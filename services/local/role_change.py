@@ -42,9 +42,9 @@ async def keep_role(process: SupervisedProcess, config: ServiceConfig) -> None:
 
 
 async def _takes(process: SupervisedProcess, role: str, config: ServiceConfig) -> bool:
-    async with open_channel(process.address, config, ServiceRole.WORKER) as channel:
-        try:
+    try:
+        async with open_channel(process.address, config, ServiceRole.WORKER) as channel:
             await wire.set_role(channel, Role(role))
-        except HeadwayError:
-            return False
+    except HeadwayError:  # of the files of TLS, too, which may just be replaced
+        return False
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from proof.vopr.hosts import VirtualHost
 from proof.vopr.processes import WorkerShell
 from proof.vopr.scenario import SUPERVISOR, Asking, WorkerShape
 from services.autoscaler.actuators.process import ProcessActuator
+from services.local.role_change import set_role
 from services.local.supervised import SupervisedProcess
 from services.runtime import wire
 from services.runtime.channel import open_channel
@@ -162,6 +164,17 @@ def test_a_worker_has_one_order_for_its_role_at_a_time() -> None:
         assert sorted(roles(cluster)) == ["decode", "prefill", "unified"]
 
     supervised(test, "unified", "unified", "unified")
+
+
+def test_an_order_without_the_files_of_tls_is_one_that_is_not_taken(tmp_path: Path) -> None:
+    missing = dict.fromkeys(("tls_cert", "tls_key", "tls_ca"), tmp_path / "replaced.pem")
+
+    async def test(cluster: ShellCluster) -> None:
+        await asking(cluster)
+        config = cluster.config.model_copy(update=missing)
+        assert not await set_role(cluster.supervisor.processes[-1], "decode", config)
+
+    supervised(test, "unified")
 
 
 @pytest.mark.parametrize(
