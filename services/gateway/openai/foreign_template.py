@@ -25,7 +25,7 @@ MOST_SECONDS = 2
 _PATIENCE = 20.0
 """Seconds, on a machine that is busy."""
 _MOST_CHARS = 2**23
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")  # and nothing that may hold a password
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")  # nothing that may hold a password
 
 
 def render_foreign(

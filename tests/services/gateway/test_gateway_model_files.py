@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,17 @@ def test_its_process_leaves_the_memory_to_the_template_on_a_machine_of_many_core
     )
     done = subprocess.run([sys.executable, "-P", "-c", source], env=environment(), check=False)
     assert done.returncode == 0
+
+
+def test_its_process_has_the_gateways_time_and_none_of_its_passwords(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEADWAY_SECRET", "pst")
+    monkeypatch.setenv("TZ", "East-12")
+    there = datetime.now(timezone(timedelta(hours=12))).replace(tzinfo=None)
+    told = datetime.fromisoformat(foreign("{{ strftime_now('%Y-%m-%dT%H:%M:%S') }}"))
+    assert abs(told - there) < timedelta(hours=1)
+    assert "pst" not in environment().values()
 
 
 def test_without_a_process_for_it_a_template_is_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
