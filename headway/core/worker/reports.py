@@ -30,14 +30,13 @@ from headway.messages import (
 from headway.policies.batching import Batching
 from headway.policies.readers import constants_of
 from headway.policies.rescheduling import Horizon, simulate_future
-from headway.request import FinishReason, Phase
+from headway.request import FinishReason, Phase, StreamKey
 
 _ASK_AFTER = 0.75
 """Share of the time between two load reports: answers are there by the next, and still new."""
 _MOST_ENDED = 1024
 _MOST_NAMES = 32_768
 """Names of cached beginnings in a snapshot: half a megabyte."""
-_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class WithYielding(Protocol):
@@ -70,7 +69,7 @@ class Reports:
         self._wants = WantedReports()
         self._reported_at = self._load_reported_at = 0.0
         self._ended: deque[tuple[float, FinishedRequest]] = deque(maxlen=_MOST_ENDED)
-        self._doubted: deque[FinishedRequest] = deque(maxlen=_MOST_ENDED)
+        self._doubted: dict[StreamKey, FinishedRequest] = {}
         self.work = WorkMeter()
         self.draining = False
         self.step_time = 0.0
@@ -89,7 +88,7 @@ class Reports:
         """Return the snapshot for a new scheduler, and the load if it wants that now."""
         load = self.want(wants)
         # The snapshot reports what has ended by omitting it; a doubt may have met no leader.
-        self._state.news.finished[:] = self._doubted
+        self._state.news.finished[:] = self._doubted.values()
         return self.snapshot(), load
 
     def want(self, wants: WantedReports) -> LoadReport | None:
@@ -114,7 +113,9 @@ class Reports:
         if state.lets_go:
             state.sync()
             news.prefilled += newly_movable(state)
-        self._ended += [(now, each) for each in news.finished if each.finish_reason in _ENDS]
+        ended = (each for each in news.finished if each.key not in self._doubted)
+        by_itself = (each for each in ended if each.finish_reason is not FinishReason.CANCELLED)
+        self._ended += [(now, each) for each in by_itself]
         answering = [state.find(key) for key in news.answering]
         report = EndForward(
             pass_id=pass_id,
@@ -141,8 +142,9 @@ class Reports:
     def doubt(self, gateway_id: str, *, now: float) -> None:
         """Report again, as failed, what has just ended for a gateway whose stream has broken.
 
-        The last tokens may be lost, and no other message would tell the gateway of the end. What a
-        newer leader has sent here again is cancelled with its stream, and that is reported.
+        The last tokens, or the failure, may be lost, and no other message would tell the gateway of
+        the end. What a newer leader has sent here again is cancelled with its stream, and that is
+        reported.
         """
         ended, self._ended = self._ended, deque(maxlen=_MOST_ENDED)
         for at, finished in ended:
@@ -151,9 +153,11 @@ class Reports:
             if finished.key.gateway_id == gateway_id:
                 failed = replace(finished, finish_reason=FinishReason.ERROR)
                 self._state.news.finished.append(failed)
-                self._doubted.append(failed)
+                self._doubted[failed.key] = failed
             else:
                 self._ended.append((at, finished))
+        while len(self._doubted) > _MOST_ENDED:
+            del self._doubted[next(iter(self._doubted))]
 
     def _loads(self, now: float) -> tuple[UnitLoad, ...]:
         state, loads = self._state, self._state.loads

@@ -144,10 +144,15 @@ def test_a_gateway_that_is_gone_takes_its_requests_with_it() -> None:
     assert worker.core.num_held == 0
 
 
-def test_what_has_just_ended_for_a_gateway_that_is_gone_is_reported_as_failed() -> None:
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_what_has_just_ended_for_a_gateway_that_is_gone_is_reported_as_failed(
+    has_failed: bool,
+) -> None:
     worker = make_worker()
     mine = make_request(1, gateway_id="gone", max_tokens=2)
     worker.post(dispatch(mine, make_request(2, max_tokens=2)))
+    if has_failed:
+        worker.post(PassFailed(worker.passes.popleft().pass_id, (mine.key,), "broken"))
     worker.run_all()
     worker.post(GatewayGone("gone"))
     (finished,) = reports(worker)[-1].finished
