@@ -60,6 +60,8 @@ class Watch:
         self._fencing_token = 0
         self._given_late: set[StreamKey] = set()
         """Attempts that a leader gave when it had been replaced, and did not know it."""
+        self._given_by: dict[StreamKey, int] = {}
+        """The fencing token of the leader that gave an attempt."""
 
     def note(self, event: object, now: float, actions: Sequence[object]) -> None:
         """Look at one step of the core."""
@@ -71,6 +73,7 @@ class Watch:
             if isinstance(event, Dispatch):
                 for request in chain.from_iterable(batch.requests for batch in event.batches):
                     self._check_alone(request.key)
+                    self._given_by[request.key] = self._fencing_token
                     if self._fencing_token < world.newest_token:
                         self._given_late.add(request.key)
             self._worker_heard(event, actions)
@@ -130,7 +133,9 @@ class Watch:
 
         Nobody can tell after the store has lost where it was, or as long as it lacks workers. Nor
         can a leader whose predecessor gave it away after the election, and the gateway did not
-        hear of it: that worker stops as soon as it reports.
+        hear of it: that worker stops as soon as it reports. Nor can a leader that has been
+        replaced meanwhile, and does not know it, where its successor has given the attempt: the
+        gateway knows where, and stops the one here.
         """
         world, now = self._world, self._world.loop.time()
         knows_all_at = world.store.damaged_at + MEMBER_TTL
@@ -141,6 +146,8 @@ class Watch:
             if other is self or not isinstance(other.core, WorkerCore):
                 continue
             if not life.is_alive or life.is_paused:  # it may have lost its lease meanwhile
+                continue
+            if other._given_by.get(key, 0) > self._fencing_token:
                 continue
             is_named = other.core.info.worker_id in world.placed_on.get(key, ())
             if key in other._given_late and not is_named:
