@@ -25,12 +25,11 @@ KEEPALIVE: tuple[tuple[str, int], ...] = (
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
     *KEEPALIVE,
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.use_local_subchannel_pool", 1),
 )
-_TLS_OPTIONS = (("grpc.min_reconnect_backoff_ms", 1000),)
-"""An attempt to connect ends after it, and a busy machine needs more than 0.1 s to shake hands."""
+_CONNECTS_WITHIN = "grpc.min_reconnect_backoff_ms"
+"""An attempt to connect ends after it, and a busy machine needs more than 0.1 s for TLS."""
 
 _LAST_CALLS = 60.0
 """Seconds that running calls have left on a channel that is replaced."""
@@ -63,10 +62,10 @@ def open_channel(address: str, config: ServiceConfig, role: ServiceRole) -> grpc
     tls = tls_source(config)
     if tls is None:
         agent = user_agent(cluster_secret(config), address)
-        options = (*_OPTIONS, ("grpc.primary_user_agent", agent))
+        options = (*_OPTIONS, (_CONNECTS_WITHIN, 100), ("grpc.primary_user_agent", agent))
         return grpc.aio.insecure_channel(address, options=options)
     name = server_name(config.cluster, role)
-    options = (*_OPTIONS, *_TLS_OPTIONS, ("grpc.ssl_target_name_override", name))
+    options = (*_OPTIONS, (_CONNECTS_WITHIN, 1000), ("grpc.ssl_target_name_override", name))
     return grpc.aio.secure_channel(address, channel_credentials(tls.read()), options=options)
 
 

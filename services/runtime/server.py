@@ -19,7 +19,6 @@ from services.runtime.logs import get_logger
 _OPTIONS: tuple[tuple[str, int], ...] = (
     *KEEPALIVE,
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
-    ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # two servers on one port would share it silently
     ("grpc.server.max_pending_requests", 16_384),
     ("grpc.server_handshake_timeout_ms", 10_000),  # a silent connection ends after it
@@ -27,6 +26,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 MOST_CLIENTS, _MOST_PEERS = 1024, 4096
 """Connections of gRPC clients, and of services; one more is closed at once."""
+_PEER_OPTIONS = (("grpc.http2.max_ping_strikes", 0),)
 _CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_connection_idle_ms", 60_000),  # a client that asks again connects again
     ("grpc.max_concurrent_streams", 256),  # of a connection; a client's further calls wait
@@ -68,7 +68,8 @@ class GrpcServer:
             "grpc.max_allowed_incoming_connections",
             MOST_CLIENTS if for_clients else _MOST_PEERS,
         )
-        options = (*_OPTIONS, most, *(_CLIENT_OPTIONS if for_clients else ()))
+        # Of an option that is given twice the first one counts.
+        options = (*_OPTIONS, most, *(_CLIENT_OPTIONS if for_clients else _PEER_OPTIONS))
         self._server = grpc.aio.server(options=options, interceptors=(guard,))
         self._health = _Health()
         self._serving, self._ready = False, True

@@ -94,6 +94,35 @@ async def test_a_client_opens_only_so_many_streams_on_a_connection() -> None:
     await internal.stop(0)
 
 
+async def is_sent_away_for_pings(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+    ping = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0]) + bytes(8)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + ping)
+    pongs = 0
+    async with asyncio.timeout(60):
+        while pongs < 8:
+            head = await reader.readexactly(9)
+            body = await reader.readexactly(int.from_bytes(head[:3], "big"))
+            if head[3] == 7:  # GOAWAY
+                assert b"too_many_pings" in body
+                break
+            if head[3] == 6:
+                pongs += 1
+                writer.write(ping)
+    writer.close()
+    return pongs < 8
+
+
+async def test_a_client_alone_is_sent_away_if_it_pings_without_pause() -> None:
+    server, internal = GrpcServer(config(), for_clients=True), GrpcServer(config())
+    assert await is_sent_away_for_pings(await server.start())
+    assert not await is_sent_away_for_pings(await internal.start())
+    await server.stop(0)
+    await internal.stop(0)
+
+
 async def test_metadata_without_end_is_refused() -> None:
     server = GrpcServer(config(), for_clients=True)
     address = await server.start()
