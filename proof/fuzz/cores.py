@@ -37,6 +37,8 @@ from headway.core.scheduler.events import (
 from headway.core.settings import policy_settings
 from headway.core.worker.core import WorkerCore
 from headway.core.worker.events import GatewayGone, LeaderConnected
+from headway.cost.costs import Costs
+from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
 from headway.messages import CancelStream, ControlHello, EndForward, GatewayHello, Lost, Snapshot
 from headway.presets import PRESETS
@@ -53,6 +55,7 @@ _GATEWAY = "g"
 _MODEL = "m"
 _BEGIN = 1_000.0
 _PRESETS = tuple(sorted(PRESETS))
+_COSTS = Costs(profile=load_profile("llama-8b-a100"))
 
 
 class Hostile(Protocol):
@@ -142,7 +145,7 @@ class HostileScheduler:
     """A leader whose gateways and workers say anything."""
 
     def __init__(self, rng: random.Random) -> None:
-        settings = policy_settings(PRESETS[rng.choice(_PRESETS)]).scheduler
+        settings = policy_settings(PRESETS[rng.choice(_PRESETS)], _COSTS).scheduler
         self.core: Core[Any, Any] = SchedulerCore(settings)
         self._num_units: dict[str, int] = {}
         self._dispatches: list[int] = [0]
@@ -209,7 +212,7 @@ class HostileWorker:
 
     def __init__(self, rng: random.Random) -> None:
         preset = PRESETS[rng.choice(_PRESETS)]
-        policies = policy_settings(preset)
+        policies = policy_settings(preset, _COSTS)
         role = Role(rng.choice(("prefill", "decode", "unified")))
         info = WorkerInfo("w", "w:1", role, _MODEL, 2, 16, 4, 32, 64, 64)
         batching, estimation = policies.make_batching(), policies.make_estimation()

@@ -108,7 +108,7 @@ class Streams:
 
     def attempted(self, *keys: StreamKey) -> list[OpenRequest]:
         """Return those whose current attempt the scheduler may know by these keys."""
-        states = (self.requests.by_stream.get(key.stream_id) for key in keys)
+        states = (self.requests.by_stream.get(key.stream_id) for key in dict.fromkeys(keys))
         return [state for state in states if state is not None and state.stage in _ATTEMPTED]
 
     def send(self, state: OpenRequest, now: float) -> None:

@@ -201,6 +201,13 @@ def test_another_attempt_is_no_move() -> None:
     assert not [p for a in first if isinstance(a, Deliver) for p in a.pauses]
 
 
+def test_an_attempt_that_is_named_twice_is_lost_once() -> None:
+    core = gateway()
+    request = opened(core)
+    core.handle(Lost((request.key, request.key), "gone"), now=0.0)
+    assert [each.attempt for each in requests_in(core.wake(now=9.0))] == [1]
+
+
 def test_backoff_doubles_up_to_its_limit_and_attempts_are_numbered() -> None:
     core = gateway(replace(SETTINGS, request_timeout=600.0))
     request, now, waits = opened(core), 0.0, []
