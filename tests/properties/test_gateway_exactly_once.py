@@ -293,6 +293,9 @@ class SamplingWorld(World):
                 self.words.append(Placed(key, worker_id, 0, Role.UNIFIED))
 
     def is_alone(self, copy: SampledCopy) -> bool:
+        """True of the only copy, while it has tokens to come: nothing moves that has ended."""
+        if len(copy.output) == copy.request.sampling.max_tokens:
+            return False
         return sum(c.request.stream_id == copy.request.stream_id for c in self.running) == 1
 
     def is_coherent(self, name: str) -> bool:
