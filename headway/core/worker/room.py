@@ -270,10 +270,17 @@ class BlockAllocator:
         return []
 
     def _may_preempt(self, victim: Sequence, for_: Sequence) -> bool:
-        """Return whether the policy lets a running request yield, to nobody of a tenant ahead."""
+        """Return whether the policy lets a running request yield, to nobody of a tenant ahead.
+
+        Nor to another tenant's while it is computed again: levels change with each pass, and two
+        that took each other's blocks by turns would never be done.
+        """
         policy, levels = self._policy, self._turns.levels
-        if levels and levels.get(victim.tenant, 0.0) < levels.get(for_.tenant, 0.0):
-            return False
+        if levels and victim.tenant != for_.tenant:
+            is_begun_again = victim.num_preemptions > 0 and not victim.decoding
+            is_behind = levels.get(victim.tenant, 0.0) < levels.get(for_.tenant, 0.0)
+            if is_begun_again or is_behind:
+                return False
         return policy.preempts and policy.may_preempt(victim, for_, now=self._now)
 
     def _held_with(self, sequence: Sequence) -> Counter[str]:
