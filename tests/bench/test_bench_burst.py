@@ -117,20 +117,20 @@ def test_the_saturating_batch_keeps_littles_law() -> None:
 
 def test_figures_tell_of_the_burst_of_workers_and_of_failures() -> None:
     requests = [outcome(5, 0.1), outcome(12, 0.2), outcome(13, 0.6), outcome(50, 0.1, error="x")]
-    found = figures_of(requests, WORKERS, LOAD)
-    assert found["burst_ttft_p50"] == pytest.approx(0.4, abs=0.21)
-    assert found["attainment"] == 50.0
-    assert (found["most_workers"], found["ordered"], found["gone"]) == (3, 1, 1)
-    assert found["ready_after"] == 4.0
-    assert (found["num_requests"], found["num_failed"]) == (4, 1)
+    figures = figures_of(requests, WORKERS, LOAD)
+    assert figures["burst_ttft_p50"] == pytest.approx(0.4, abs=0.21)
+    assert figures["attainment"] == 50.0
+    assert (figures["most_workers"], figures["ordered"], figures["gone"]) == (3, 1, 1)
+    assert figures["ready_after"] == 4.0
+    assert (figures["num_requests"], figures["num_failed"]) == (4, 1)
     rows = {figure.name for figure in BurstComparison.figures}
-    assert rows - found.keys() == {"resubmitted"}  # the gateway counts those
+    assert rows - figures.keys() == {"resubmitted"}  # the gateway counts those
 
 
 def test_figures_need_no_request_that_ended_and_no_worker_that_came() -> None:
-    found = figures_of([outcome(5, 0, error="x")], WORKERS[:1], LOAD)
-    assert (found["attainment"], found["most_workers"]) == (0.0, 2)
-    assert not found.keys() & {"ttft_p99", "ready_after"}
+    figures = figures_of([outcome(5, 0, error="x")], WORKERS[:1], LOAD)
+    assert (figures["attainment"], figures["most_workers"]) == (0.0, 2)
+    assert not figures.keys() & {"ttft_p99", "ready_after"}
 
 
 def test_ttft_and_workers_are_drawn_over_time(tmp_path: Path) -> None:

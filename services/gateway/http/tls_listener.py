@@ -101,13 +101,13 @@ async def bound_sockets(host: str, port: int, backlog: int) -> list[socket.socke
     Addresses of a family that this machine has not are left out, unless there are no others.
     """
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(
+    infos = await loop.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     sockets: list[socket.socket] = []
     lacking: OSError | None = None
     try:
-        for family, *_, address in dict.fromkeys(found):
+        for family, *_, address in dict.fromkeys(infos):
             try:
                 sockets.append(socket.socket(family, socket.SOCK_STREAM))
             except OSError as error:

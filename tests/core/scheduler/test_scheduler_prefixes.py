@@ -228,11 +228,11 @@ def test_who_holds_a_prompt_differs_with_the_indexs_version_alone(
     asked = [entry_of(n, (7, STEP), (n, 2 * STEP + 1)) for n in range(3)]
 
     def seen() -> list[object]:
-        found = [prefixes.matches(entry) for entry in asked]
+        matches = [prefixes.matches(entry) for entry in asked]
         units = [unit(0, name) for name in "ab"]
         return [
             each and (each.longest, each.shortest, [each.hit(u) for u in units], each.holders(9))
-            for each in found
+            for each in matches
         ]
 
     for step, number, name in steps:

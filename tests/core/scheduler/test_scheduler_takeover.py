@@ -319,12 +319,18 @@ def moving_leader() -> Successive:
     return leader
 
 
-def test_a_move_goes_on_to_the_unit_that_was_chosen() -> None:
+def moving_successor() -> tuple[Successive, Handoff]:
+    """Return the next leader, once all have reported, and the move that it orders again."""
     successor = Successive(moving_leader(), "c", "d", "p")
     successor.connect(make_info("c", Role.DECODE))
     successor.connect(make_info("p"), held(1, waiting=True))
     successor.connect(make_info("d", Role.DECODE))
     (order,) = successor.orders("p", Handoff)
+    return successor, order
+
+
+def test_a_move_goes_on_to_the_unit_that_was_chosen() -> None:
+    successor, order = moving_successor()
     assert order.target_worker_id == "d"
     successor.handed_off("p")
     assert successor.placed() == [(1, "p"), (1, "d")]
@@ -354,11 +360,7 @@ def test_a_move_that_ends_before_all_are_heard_is_not_computed_again() -> None:
 
 
 def test_a_failed_move_of_an_older_leader_is_begun_anew_by_the_newer_order() -> None:
-    successor = Successive(moving_leader(), "c", "d", "p")
-    successor.connect(make_info("c", Role.DECODE))
-    successor.connect(make_info("p"), held(1, waiting=True))
-    successor.connect(make_info("d", Role.DECODE))
-    (order,) = successor.orders("p", Handoff)
+    successor, order = moving_successor()
     older = HandoffResult(order.key, "d", order.target_unit, False, True, "refused", 1)
     successor.post(WorkerReported("p", older))
     assert len(successor.orders("p", Handoff)) == 1
@@ -368,11 +370,7 @@ def test_a_failed_move_of_an_older_leader_is_begun_anew_by_the_newer_order() -> 
 
 
 def test_what_a_target_took_under_an_older_leader_and_does_not_report_has_ended_there() -> None:
-    successor = Successive(moving_leader(), "c", "d", "p")
-    successor.connect(make_info("c", Role.DECODE))
-    successor.connect(make_info("p"), held(1, waiting=True))
-    successor.connect(make_info("d", Role.DECODE))
-    (order,) = successor.orders("p", Handoff)
+    successor, order = moving_successor()
     older = HandoffResult(order.key, "d", order.target_unit, ok=True, fencing_token=1)
     successor.post(WorkerReported("p", older))
     assert successor.core.status().num_tracked == 0

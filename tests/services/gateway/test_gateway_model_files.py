@@ -157,8 +157,8 @@ def test_its_process_has_the_gateways_time_and_none_of_its_passwords(
     monkeypatch.setenv("HEADWAY_SECRET", "pst")
     monkeypatch.setenv("TZ", "East-12")
     there = datetime.now(timezone(timedelta(hours=12))).replace(tzinfo=None)
-    told = datetime.fromisoformat(foreign("{{ strftime_now('%Y-%m-%dT%H:%M:%S') }}"))
-    assert abs(told - there) < timedelta(hours=1)
+    stamp = datetime.fromisoformat(foreign("{{ strftime_now('%Y-%m-%dT%H:%M:%S') }}"))
+    assert abs(stamp - there) < timedelta(hours=1)
     assert "pst" not in environment().values()
 
 

@@ -75,7 +75,7 @@ def test_processes_come_and_go_by_role_the_youngest_first() -> None:
 def test_streams_of_a_decoder_that_leaves_go_on_elsewhere_and_none_is_sent_again(
     drains: bool,
 ) -> None:
-    """It ends, or becomes a prefiller. Tokens are checked as in every history."""
+    """End it, or make it a prefiller. Tokens are checked as in every history."""
 
     async def test(cluster: ShellCluster) -> None:
         actuator = await asking(cluster)
