@@ -117,7 +117,7 @@ SHELLS = (
     Mutation(
         "an older leader's journal is written",
         "services/runtime/store_scripts.py",
-        "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end",
+        "if redis.call('GETRANGE', KEYS[1], 0, 1023) ~= ARGV[1] then return 0 end",
         "-- no fence",
         (_STORE_TESTS, _JOURNAL_TESTS),
     ),

@@ -30,7 +30,7 @@ _BASE_DELAY, _JITTER = 2e-4, 1e-3
 _ONE_WAY = 0.3
 """The share of lost calls that the store has carried out all the same."""
 _WRITES = frozenset({"SET", "SADD", "HSET", "EXPIRE"})
-_READS = frozenset({"GET", "SMEMBERS", "MGET", "HGETALL"})
+_READS = frozenset({"GETRANGE", "SRANDMEMBER", "HGETALL"})
 _WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 Value = bytes | set[bytes] | dict[bytes, bytes]
@@ -193,19 +193,17 @@ class MemoryRedis:
         now = self._epoch + self._loop.time()
         return str(int(now)).encode(), str(int(now % 1 * 1e6)).encode()
 
-    def _get(self, key: bytes, rest: Sequence[bytes]) -> bytes | None:
-        return cast("bytes | None", self._find(key, bytes))
+    def _getrange(self, key: bytes, rest: Sequence[bytes]) -> bytes:
+        first, last = map(int, rest)
+        return cast(bytes, self._find(key, bytes) or b"")[first : last + 1]
 
-    def _set(self, key: bytes, rest: Sequence[bytes]) -> bytes | None:
+    def _set(self, key: bytes, rest: Sequence[bytes]) -> bytes:
         value, *options = rest
-        before = None
-        if b"GET" in options:
-            before = self._get(key, ())
         until = None
         if b"PX" in options:
             until = self._loop.time() + int(options[options.index(b"PX") + 1]) / 1000
         self._keys[key] = value, until
-        return before
+        return b"OK"
 
     def _delete(self, key: bytes, rest: Sequence[bytes]) -> int:
         return int(self._keys.pop(key, None) is not None)
@@ -218,12 +216,8 @@ class MemoryRedis:
         kinds = {bytes: b"string", set: b"set", dict: b"hash", type(None): b"none"}
         return {"ok": kinds[type(value)]}
 
-    def _smembers(self, key: bytes, rest: Sequence[bytes]) -> list[bytes]:
-        return sorted(self._find(key, set) or ())
-
-    def _mget(self, key: bytes, rest: Sequence[bytes]) -> list[bytes | None]:
-        entries = [self._find(each, object) for each in (key, *rest)]
-        return [each if isinstance(each, bytes) else None for each in entries]
+    def _srandmember(self, key: bytes, rest: Sequence[bytes]) -> list[bytes]:
+        return sorted(self._find(key, set) or ())[: int(rest[0])]
 
     def _sadd(self, key: bytes, rest: Sequence[bytes]) -> int:
         held = self._find(key, set)
@@ -253,6 +247,10 @@ class MemoryRedis:
     def _hgetall(self, key: bytes, rest: Sequence[bytes]) -> dict[bytes, bytes]:
         return dict(self._find(key, dict) or {})
 
+    def _memory_usage(self, key: bytes, rest: Sequence[bytes]) -> int | None:
+        held = self._keys.get(key)
+        return held and len(held[0])
+
     def _expire(self, key: bytes, rest: Sequence[bytes]) -> int:
         value = self._find(key, object)
         if value is not None:
@@ -265,18 +263,18 @@ class MemoryRedis:
 
 _COMMANDS: Mapping[str, Callable[[MemoryRedis, bytes, Sequence[bytes]], Any]] = {
     "TIME": MemoryRedis._time,
-    "GET": MemoryRedis._get,
+    "GETRANGE": MemoryRedis._getrange,
     "SET": MemoryRedis._set,
     "DEL": MemoryRedis._delete,
     "EXISTS": MemoryRedis._exists,
     "TYPE": MemoryRedis._type,
-    "SMEMBERS": MemoryRedis._smembers,
-    "MGET": MemoryRedis._mget,
+    "SRANDMEMBER": MemoryRedis._srandmember,
     "SADD": MemoryRedis._sadd,
     "SREM": MemoryRedis._srem,
     "HSET": MemoryRedis._hset,
     "HDEL": MemoryRedis._hdel,
     "HGETALL": MemoryRedis._hgetall,
+    "MEMORY USAGE": MemoryRedis._memory_usage,
     "EXPIRE": MemoryRedis._expire,
     "PING": MemoryRedis._ping,
 }
@@ -306,14 +304,6 @@ class MemoryClient:
         reply = await self._server.ask(partial(self._server.run, command))
         return reply if options.get("NEVER_DECODE") else _decoded(reply)
 
-    async def smembers(self, key: str) -> Any:
-        """Return the members of a set, in order."""
-        return await self.execute_command("SMEMBERS", key)
-
-    async def mget(self, keys: Sequence[str]) -> Any:
-        """Return several values."""
-        return await self.execute_command("MGET", *keys)
-
     async def set(self, key: str, value: str, px: int | None = None) -> Any:
         """Set a value, for so many milliseconds or for good."""
         lifetime = () if px is None else ("PX", px)
@@ -340,8 +330,11 @@ class _Pipeline:
         self._server = server
         self._commands: list[Command] = []
 
-    def set(self, key: str, value: str, px: int, get: bool) -> None:
-        self._commands.append(("SET", key, value, "PX", px, *(("GET",) if get else ())))
+    def getrange(self, key: str, first: int, last: int) -> None:
+        self._commands.append(("GETRANGE", key, first, last))
+
+    def set(self, key: str, value: str, px: int) -> None:
+        self._commands.append(("SET", key, value, "PX", px))
 
     def sadd(self, key: str, *values: str) -> None:
         self._commands.append(("SADD", key, *values))
@@ -352,13 +345,21 @@ class _Pipeline:
     def delete(self, key: str) -> None:
         self._commands.append(("DEL", key))
 
-    async def execute(self) -> list[Any]:
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
         commands, self._commands = self._commands, []
 
         def act() -> list[Any]:
-            return [self._server.run(command) for command in commands]
+            return [self._reply(command, raise_on_error) for command in commands]
 
         return [_decoded(each) for each in await self._server.ask(act)]
+
+    def _reply(self, command: Command, raise_on_error: bool) -> Any:
+        try:
+            return self._server.run(command)
+        except ResponseError as error:
+            if raise_on_error:
+                raise
+            return error
 
 
 class _Lua:

@@ -45,6 +45,12 @@ _LEASE = re.compile(
     r"(?P<token>[0-9]{1,16})\|(?P<candidate>[!-{}~]{1,256})\|(?P<address>[!-~]{1,256})"
 )
 _LONGEST_TEXT = 4096  # bytes
+_LONGEST_VALUE, _LONGEST_TARGETS, _LONGEST_PAST = 2**16, 2**20, 2**22
+"""Bytes of a value. A longer one is read as far as this and a byte more, so it is unreadable."""
+_MOST_JOURNAL = 2**28
+"""Bytes that the store takes for a hash of the journal; about 70 are a live request's."""
+MOST_MEMBERS = 4096
+"""Of one service. While the roster names more, its readers keep the members that they know."""
 _MOST_REMEMBERED = 1024  # unreadable values that were logged
 _JOURNAL_TTL_S = 3600  # longer than any request takes
 _CALL_TIMEOUT = 1.0  # a lease of 3 s outlives two calls to a store that hangs
@@ -132,10 +138,14 @@ class Store:
             pipeline = self._client.pipeline(transaction=False)
             key = self._key("member", member.service, member.member_id)
             text = json.dumps({name: getattr(member, name) for name in _MEMBER_FIELDS})
-            pipeline.set(key, text, px=int(ttl * 1000), get=True)
+            pipeline.getrange(key, 0, _LONGEST_VALUE)
+            pipeline.set(key, text, px=int(ttl * 1000))
             pipeline.sadd(self._key("members", member.service), member.member_id)
-            before = (await pipeline.execute())[0]
-            return before and _member(member.service, member.member_id, str(before))
+            before, *written = await pipeline.execute(raise_on_error=False)
+            for reply in written:
+                if isinstance(reply, Exception):
+                    raise reply
+            return _member(member.service, member.member_id, str(before))
 
     async def leave(self, member: Member) -> None:
         """Leave."""
@@ -146,24 +156,32 @@ class Store:
             await pipeline.execute()
 
     async def members(self, service: str) -> list[Member]:
-        """Return the members that hold a lease, by id."""
+        """Return the members that hold a lease, by id.
+
+        RESOURCE_EXHAUSTED while the roster names more than ``MOST_MEMBERS``. Each call takes those
+        without a lease out, of so many.
+        """
+        roster = self._key("members", service)
         async with self._reached():
-            member_ids = sorted(
-                map(str, await self._client.smembers(self._key("members", service)))
-            )
+            command: Any = self._client.execute_command
+            member_ids = sorted(map(str, await command("SRANDMEMBER", roster, MOST_MEMBERS + 1)))
             if not member_ids:
                 return []
             keys = [self._key("member", service, member_id) for member_id in member_ids]
             members: list[Member] = []
-            leases = zip(member_ids, keys, await self._client.mget(keys), strict=True)
+            leases = zip(member_ids, keys, await self._texts(keys, _LONGEST_VALUE), strict=True)
             for member_id, key, text in leases:
                 if text is None:
-                    await self._prune([self._key("members", service), key], [member_id])
-                elif (member := _member(service, member_id, str(text))) is not None:
+                    await self._prune([roster, key], [member_id])
+                elif (member := _member(service, member_id, text)) is not None:
                     members.append(member)
                 else:
                     self.unreadable(key, text)
-            return members
+        if len(member_ids) > MOST_MEMBERS:
+            self.unreadable(roster, f"more than {MOST_MEMBERS} members")
+            message = f"{roster} names more than {MOST_MEMBERS} members: delete it in the store"
+            raise HeadwayError(Code.RESOURCE_EXHAUSTED, message)
+        return members
 
     # --- leadership -------------------------------------------------------------------
 
@@ -194,10 +212,10 @@ class Store:
     async def leader(self) -> Leader | None:
         """Return the leader; None if there is none, or if its lease cannot be read."""
         key = self._key("leader")
-        text = await self._read("GET", key)
+        text = await self._text(key, _LONGEST_VALUE)
         if text is None:
             return None
-        lease = _leader(str(text))
+        lease = _leader(text)
         if lease is None:
             self.unreadable(key, text)
         return lease
@@ -229,9 +247,7 @@ class Store:
 
     async def read_journal(self) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
         """Return the last leaders' records: (of requests, of models), by name."""
-        requests = await self._read("HGETALL", self._key("requests"), NEVER_DECODE=True)
-        learned = await self._read("HGETALL", self._key("learned"), NEVER_DECODE=True)
-        return dict(requests or {}), dict(learned or {})
+        return await self._hash(self._key("requests")), await self._hash(self._key("learned"))
 
     # --- saved state of services ------------------------------------------------------
 
@@ -243,10 +259,10 @@ class Store:
     async def read_targets(self) -> dict[str, Any] | None:
         """Return the autoscaler's targets; None before the first, or if they cannot be read."""
         key = self._key("targets")
-        text = await self._read("GET", key)
+        text = await self._text(key, _LONGEST_TARGETS)
         if text is None:
             return None
-        targets = _object(str(text))
+        targets = _object(text)
         if targets is None:
             self.unreadable(key, text)
         return targets
@@ -261,8 +277,8 @@ class Store:
         """Return what was saved of a gateway's past, by key."""
         keys = [self._key("past", gateway_id, str(place)) for place in range(num_places)]
         async with self._reached():
-            texts = await self._client.mget(keys)
-        return {key: str(text) for key, text in zip(keys, texts, strict=True) if text is not None}
+            texts = await self._texts(keys, _LONGEST_PAST)
+        return {key: text for key, text in zip(keys, texts, strict=True) if text is not None}
 
     def unreadable(self, key: str, value: object) -> None:
         """Count a value that cannot be read; log it when it is first seen."""
@@ -274,14 +290,37 @@ class Store:
             self._unreadable[key] = text
             get_logger().warning("store_value_unreadable", key=key, value=text)
 
-    async def _read(self, command: str, key: str, **options: bool) -> Any:
-        """Return a value; None if there is none, or one of another type."""
+    async def _texts(self, keys: Sequence[str], longest: int) -> list[str | None]:
+        """Return values; None for an empty one, none at all, or one of another type."""
+        pipeline = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.getrange(key, 0, longest)
+        texts = await pipeline.execute(raise_on_error=False)
+        for text in texts:
+            if isinstance(text, Exception) and not _is_of_another_type(text):
+                raise text
+        return [text if isinstance(text, str) and text else None for text in texts]
+
+    async def _text(self, key: str, longest: int) -> str | None:
+        """Return a value; None for an empty one, none at all, or one of another type."""
+        return await self._read("GETRANGE", key, 0, longest) or None
+
+    async def _hash(self, key: str) -> dict[bytes, bytes]:
+        """Return a hash; empty if there is none, or if it is larger than a journal can be."""
+        size = await self._read("MEMORY USAGE", key, "SAMPLES", 0)
+        if size is not None and size > _MOST_JOURNAL:
+            self.unreadable(key, f"{size} bytes, more than {_MOST_JOURNAL}")
+            return {}
+        return dict(await self._read("HGETALL", key, NEVER_DECODE=True) or {})
+
+    async def _read(self, command: str, key: str, *arguments: Any, **options: bool) -> Any:
+        """Return a command's reply; None from a value of another type."""
         call: Any = self._client.execute_command
         async with self._reached():
             try:
-                return await call(command, key, **options)
+                return await call(command, key, *arguments, **options)
             except ResponseError as error:
-                if not str(error).startswith("WRONGTYPE"):
+                if not _is_of_another_type(error):
                     raise
                 self.unreadable(key, "a value of another type")
                 return None
@@ -305,6 +344,10 @@ class Store:
         if not self._answering:
             get_logger().info("store_reached")
         self._answering = True
+
+
+def _is_of_another_type(error: Exception) -> bool:
+    return isinstance(error, ResponseError) and str(error).startswith("WRONGTYPE")
 
 
 def _heed_cancel() -> None:

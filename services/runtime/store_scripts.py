@@ -13,8 +13,8 @@ ACQUIRE = """
 -- clock: no worker would obey it.
 local clock = redis.call('TIME')
 local now = 1000000 * tonumber(clock[1]) + tonumber(clock[2])
-local function text(key)
-  local found = redis.pcall('GET', key)
+local function text(key)  -- a lease has 530 bytes at most
+  local found = redis.pcall('GETRANGE', key, 0, 1023)
   return type(found) == 'string' and found or ''
 end
 local function token_of(digits)
@@ -38,7 +38,7 @@ return token
 
 RELEASE = """
 -- KEYS: leader. ARGV: candidate id.
-local held = redis.pcall('GET', KEYS[1])
+local held = redis.pcall('GETRANGE', KEYS[1], 0, 1023)
 if type(held) == 'string' and string.match(held, '^%d+|([^|]*)|') == ARGV[1] then
   return redis.call('DEL', KEYS[1])
 end
@@ -57,7 +57,7 @@ WRITE_JOURNAL = """
 -- KEYS: fencing, requests, learned. ARGV: fencing token, seconds to live, number of requests set,
 -- number removed; then a name and a record for each set, a name for each removed, a name and a
 -- record for each model. Returns 0, having written nothing, once a newer token was given out.
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if redis.call('GETRANGE', KEYS[1], 0, 1023) ~= ARGV[1] then return 0 end
 for _, key in ipairs({KEYS[2], KEYS[3]}) do  -- of another type: not ours
   local kind = redis.call('TYPE', key)['ok']
   if kind ~= 'hash' and kind ~= 'none' then redis.call('DEL', key) end

@@ -17,10 +17,10 @@ from headway.core.gateway.lives import Lives
 from headway.core.scheduler.core import SchedulerCore
 from headway.core.scheduler.events import Elected, Persist
 from headway.core.scheduler.settings import SchedulerSettings
-from headway.errors import HeadwayError
+from headway.errors import Code, HeadwayError
 from services.gateway.past import KeptPast
 from services.runtime.clock import Clock
-from services.runtime.store import MAX_FENCING_TOKEN, Member, Store
+from services.runtime.store import MAX_FENCING_TOKEN, MOST_MEMBERS, Member, Store
 from services.scheduler import records
 
 KEYS = ("leader", "fencing", "requests", "learned", "targets", "members:worker", "past:g:0")
@@ -159,3 +159,54 @@ async def test_an_unreadable_member_is_left_out_until_it_is_repaired(
     assert store.num_unreadable == 1
     await store.join(good)
     assert good in await store.members("worker")
+
+
+async def read_bytes(raw: redis.Redis) -> int:
+    return int((await raw.info("stats"))["total_net_output_bytes"])
+
+
+@pytest.mark.parametrize("key", ["leader", "fencing", "member:worker:w", "targets", "past:g:0"])
+async def test_of_a_huge_value_no_reader_reads_more_than_such_a_value_may_have(
+    store: Store, raw: redis.Redis, cluster: str, key: str
+) -> None:
+    await store.join(Member("worker", "w", "a:1"))
+    await raw.set(f"headway:{cluster}:{key}", b'{"service":"' + b"x" * 100_000_000)
+    before = await read_bytes(raw)
+    await read_everything(store)
+    await store.join(Member("worker", "w", "a:1"))
+    assert await read_bytes(raw) - before < 10_000_000
+    assert [each.member_id for each in await store.members("worker")] == ["w"]
+
+
+@pytest.mark.parametrize("key", ["requests", "learned"])
+async def test_a_huge_journal_counts_as_none(
+    store: Store, raw: redis.Redis, cluster: str, key: str
+) -> None:
+    for name in "abc":
+        await raw.hset(f"headway:{cluster}:{key}", name, b"x" * 100_000_000)
+    before = await read_bytes(raw)
+    assert await store.read_journal() == ({}, {})
+    assert await read_bytes(raw) - before < 1_000_000
+    assert store.num_unreadable == 1
+
+
+async def test_a_roster_without_end_is_refused_and_mends_itself_of_who_is_gone(
+    store: Store, raw: redis.Redis, cluster: str
+) -> None:
+    worker = Member("worker", "w", "a:1")
+    await store.join(worker)
+    gone = [f"gone-{number}" for number in range(MOST_MEMBERS + 500)]
+    await raw.sadd(f"headway:{cluster}:members:worker", *gone)
+    with pytest.raises(HeadwayError, match="more than 4096 members: delete it") as refused:
+        await store.members("worker")
+    assert refused.value.code is Code.RESOURCE_EXHAUSTED
+    assert store.num_unreadable == 1
+    assert await store.members("worker") == [worker]
+
+
+async def test_a_membership_takes_the_place_of_a_value_of_another_type(
+    store: Store, raw: redis.Redis, cluster: str
+) -> None:
+    await raw.rpush(f"headway:{cluster}:member:worker:w", "x")
+    await store.join(Member("worker", "w", "a:1"))
+    assert await store.members("worker") == [Member("worker", "w", "a:1")]
