@@ -63,6 +63,14 @@ def test_every_name_is_the_releases() -> None:
 
 
 @needs_helm
+def test_who_reaches_the_pickers_is_the_operators_to_say() -> None:
+    callers = '[{"ipBlock": {"cidr": "10.1.0.0/26"}}]'
+    policy = _objects([*_PLAIN, f"network.callers={callers}"])["NetworkPolicy"]
+    kubernetes_validate.validate(policy, "1.30", strict=True)
+    assert policy["spec"]["ingress"][0]["from"] == json.loads(callers)
+
+
+@needs_helm
 def test_further_flags_files_and_fields_of_the_pod_reach_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -88,6 +96,7 @@ def test_further_flags_files_and_fields_of_the_pod_reach_it(
         ([*_PLAIN, _KEDA[0]], "/keda/prometheus"),
         ([*_PLAIN, "imagee=x"], "'imagee' not allowed"),
         ([*_PLAIN, 'pod.containers=["x"]'], "propertyName 'containers'"),
+        ([*_PLAIN, "network.callers=[]"], "/network/callers"),
     ],
 )
 def test_wrong_values_are_refused_by_name(values: list[str], named: str) -> None:
@@ -100,7 +109,7 @@ def test_every_value_is_in_the_schema() -> None:
     schema = json.loads((_CHART / "values.schema.json").read_text("utf-8"))
     values = yaml.safe_load((_CHART / "values.yaml").read_text("utf-8"))
     assert set(values) | {"global"} == set(schema["properties"])
-    for name in ("pool", "keda"):
+    for name in ("pool", "keda", "network"):
         assert set(values[name]) == set(schema["properties"][name]["properties"])
     needed = {"image": "x", "pool": {**values["pool"], "matchLabels": {"app": "x"}}}
     jsonschema.validate({**values, **needed}, schema)

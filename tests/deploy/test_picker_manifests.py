@@ -154,3 +154,13 @@ def test_the_account_that_pods_have_has_the_role() -> None:
 def test_names_to_be_replaced_are_in_capitals() -> None:
     found = set(re.findall(r"\b[A-Z]+-?[A-Z]{3,}\b", re.sub(r"#.*", "", FILE.read_text())))
     assert found - {"ALL", "HEADWAY"} == {"VLLM-APP", "GATEWAY", "HEADWAY-IMAGE"}
+
+
+def test_a_policy_leaves_open_what_the_picker_listens_on_and_nothing_to_everybody() -> None:
+    deployment, policy = one("Deployment")["spec"], one("NetworkPolicy")["spec"]
+    assert policy["podSelector"] == deployment["selector"]
+    assert policy["policyTypes"] == ["Ingress"]
+    (container,) = deployment["template"]["spec"]["containers"]
+    opened = [port["port"] for rule in policy["ingress"] for port in rule["ports"]]
+    assert opened == [each["containerPort"] for each in container["ports"]]
+    assert all(rule["from"] for rule in policy["ingress"])
