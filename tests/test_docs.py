@@ -118,7 +118,7 @@ def exists(path: str, page: Path) -> bool:
     return any(next(base.glob(path), None) is not None for base in bases)
 
 
-MADE = {"run", "dist", ".", "FILE.passes", "mini.toml", "edf.py", "predictor", "prometheus.json"}
+MADE = {"run", "dist", ".", "mini.toml", "edf.py", "predictor", "prometheus.json"}
 """Files and folders that a command makes, and the reader's own."""
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.cost.fit import MeasuredPass, fit_pass_time
-from headway.cost.pass_time import ALL_UNITS, EACH_TERM, GATES, PassTime, Share
+from headway.cost.pass_time import ALL_UNITS, EACH_TERM, PassTime, Share
 from headway.cost.profile import (
     Profile,
     load_profile,
@@ -180,7 +180,7 @@ def test_a_long_prompt_takes_what_arithmetic_says(name: str) -> None:
 def test_the_measured_profile_is_the_fit_of_what_was_measured() -> None:
     report = json.loads((ROOT / "bench/results/h100.json").read_text("utf-8"))
     rows = [row for row in report["passes"]["rows"] if row["seconds"] is not None]
-    passes = [MeasuredPass([_share(row)], row["seconds"]) for row in rows]
+    passes = [MeasuredPass(_share(row), row["seconds"]) for row in rows]
     found, written = fit_pass_time(passes), load_profile(MEASURED)
     for term in found.terms:
         fitted = getattr(found.pass_time, term)
@@ -268,19 +268,16 @@ def test_an_unknown_network_velocity_binds_nothing() -> None:
 # --- the fit ------------------------------------------------------------------------------
 
 
-def passes(model: PassTime, noise: float = 0.0, units: int = 1) -> list[MeasuredPass]:
+def passes(model: PassTime, noise: float = 0.0) -> list[MeasuredPass]:
     rng = random.Random(3)
     measured = []
     for _ in range(200):
-        shares = []
-        for _ in range(units):
-            prefill = rng.choice((0, 128, 1024, 2048))
-            batch = rng.randrange(1, 200)
-            shares.append(
-                Share(prefill, prefill * rng.randrange(4096), batch, batch * rng.randrange(2000))
-            )
-        seconds = model.lock_step(shares) * (1 + rng.uniform(-noise, noise))
-        measured.append(MeasuredPass(shares, seconds))
+        prefill = rng.choice((0, 128, 1024, 2048))
+        batch = rng.randrange(1, 200)
+        context = prefill * rng.randrange(4096)
+        share = Share(prefill, context, batch, batch * rng.randrange(2000))
+        seconds = model.seconds(*share) * (1 + rng.uniform(-noise, noise))
+        measured.append(MeasuredPass(share, seconds))
     return measured
 
 
@@ -305,17 +302,9 @@ def test_noisy_passes_give_the_model_and_say_how_noisy_they_were() -> None:
     assert 0.9 < fit.r_squared < 1
 
 
-@pytest.mark.parametrize("gate", GATES)
-def test_units_in_lock_step_are_fitted_by_their_gate(gate: str) -> None:
-    true = replace(TRUE, gate=gate)
-    fit = fit_pass_time(passes(true, units=4), gate=gate)
-    assert fit.p95_error < 0.02
-    assert fit.pass_time.gate == gate
-
-
 def test_a_term_that_no_pass_has_stays_zero() -> None:
     only_decode = [
-        MeasuredPass([Share(0, 0, b, b * k)], TRUE.seconds(0, 0, b, b * k))
+        MeasuredPass(Share(0, 0, b, b * k), TRUE.seconds(0, 0, b, b * k))
         for b in (1, 8, 64)
         for k in (100, 1000, 3000)
     ]
@@ -326,7 +315,7 @@ def test_a_term_that_no_pass_has_stays_zero() -> None:
 
 def test_no_coefficient_is_negative() -> None:
     faster = [
-        MeasuredPass([Share(0, 0, b, k)], 0.03 - 1e-4 * b + 1e-7 * k)
+        MeasuredPass(Share(0, 0, b, k), 0.03 - 1e-4 * b + 1e-7 * k)
         for b in (1, 50, 100)
         for k in (1000, 50_000, 90_000)
     ]
@@ -334,14 +323,14 @@ def test_no_coefficient_is_negative() -> None:
 
 
 def test_passes_too_alike_to_tell_the_terms_apart_are_refused() -> None:
-    alike = [MeasuredPass([Share(0, 0, b, 100 * b)], 0.01 + 1e-4 * b) for b in range(1, 30)]
+    alike = [MeasuredPass(Share(0, 0, b, 100 * b), 0.01 + 1e-4 * b) for b in range(1, 30)]
     with pytest.raises(HeadwayError, match="too alike to tell base, per_request, per_kv_token"):
         fit_pass_time(alike)
 
 
 def test_one_pass_measured_often_is_refused() -> None:
     with pytest.raises(HeadwayError, match="too alike"):
-        fit_pass_time([MeasuredPass([Share(512)], 0.05)] * 20)
+        fit_pass_time([MeasuredPass(Share(512), 0.05)] * 20)
 
 
 def test_too_few_passes_are_refused() -> None:
@@ -351,23 +340,18 @@ def test_too_few_passes_are_refused() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_time_that_is_no_time_is_refused_with_its_place(seconds: float) -> None:
-    wrong = [*passes(TRUE), MeasuredPass([Share(1)], seconds)]
+    wrong = [*passes(TRUE), MeasuredPass(Share(1), seconds)]
     with pytest.raises(HeadwayError, match="pass 200's time"):
         fit_pass_time(wrong)
 
 
-def test_a_pass_with_nothing_in_it_is_refused() -> None:
-    with pytest.raises(HeadwayError, match="pass 200 is 'empty'"):
-        fit_pass_time([*passes(TRUE), MeasuredPass([], 0.1)])
-
-
 def test_a_negative_count_is_refused() -> None:
     with pytest.raises(HeadwayError, match="pass 200's batch"):
-        fit_pass_time([*passes(TRUE), MeasuredPass([Share(0, 0, -1, 0)], 0.1)])
+        fit_pass_time([*passes(TRUE), MeasuredPass(Share(0, 0, -1, 0), 0.1)])
 
 
 def test_the_same_passes_give_the_same_fit() -> None:
-    measured = passes(TRUE, noise=0.05, units=3)
+    measured = passes(TRUE, noise=0.05)
     assert fit_pass_time(measured) == fit_pass_time(measured)
 
 
@@ -386,7 +370,7 @@ def test_neither_noise_nor_interruptions_tilt_a_fit() -> None:
         prompt = rng.choice([0, 0, rng.randrange(16, 512)])
         share = Share(prompt, 0, batch, batch * rng.randrange(50, 900))
         noise = exp(rng.gauss(-0.0162, 0.18)) * (10 if number % 50 == 0 else 1)
-        passes.append(MeasuredPass([share], noise * truth.seconds(*share)))
+        passes.append(MeasuredPass(share, noise * truth.seconds(*share)))
     fit = fit_pass_time(passes)
     for term in ("base", "per_prefill_token", "per_request", "per_kv_token"):
         error = getattr(fit.pass_time, term) / getattr(truth, term) - 1.0

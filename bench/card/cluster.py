@@ -20,7 +20,6 @@ from bench.card.report import CardReport
 from bench.card.step import CardSetting
 from bench.runner.processes import Process
 from headway.errors import Code, HeadwayError
-from results.kept import Kept
 from services.local.store import free_port
 
 _STOP = 45.0
@@ -46,7 +45,6 @@ class CardLoad:
     num_crowd: int
     seconds: float
     """Seconds of arrivals at each of three rates."""
-    profile: tuple[str, ...]
     check: tuple[str, ...]
     demo: tuple[str, ...]
 
@@ -57,23 +55,15 @@ FULL = CardLoad(
     prompt_tokens=1024,
     num_crowd=128,
     seconds=15.0,
-    profile=(
-        *("--input-tokens", "128,512,2048", "--output-tokens", "32,128,256"),
-        *("--seconds", "1", "--kv-cache-gib", "16"),
-    ),
     check=("--cases", "vllm-like/1P1D/50%,vllm-like/1P1D/80%", "--repeats", "1"),
     demo=("--max-running", "32", "--for", "15s", "--num-requests", "1200", "--max-tokens", "200"),
 )
 SMALL = CardLoad(
     start_up=900.0,
-    max_model_len=512,
+    max_model_len=2048,
     prompt_tokens=32,
     num_crowd=8,
     seconds=2.0,
-    profile=(
-        *("--input-tokens", "16,32,64", "--output-tokens", "4,6,8"),
-        *("--seconds", "0.1", "--kv-cache-gib", "0.05"),
-    ),
     check=("--cases", "vllm-like/1P1D/80%", "--repeats", "1", "--num-requests", "20"),
     demo=(
         *("--regime", "burst", "--for", "60s", "--num-requests", "24"),
@@ -112,13 +102,14 @@ class ClusterBench:
         self._report, self._load, self._folder = report, load, setting.folder
         self._deployment = ("--model", str(model), "--device", setting.device)
         self._profile = setting.folder / f"{setting.shape}-card.toml"
+        self._kept = ("--keep", str(setting.folder / "runs"))
 
     def measure(self, part: str) -> None:
         """Measure a part of the step."""
         if part in TOPOLOGIES:
             self._serve(part)
         else:
-            {"profile": self._run_profile, "calibrate": self._calibrate, "demo": self._demo}[part]()
+            {"profile": self._run_profile, "check": self._check, "demo": self._demo}[part]()
 
     def _serve(self, name: str) -> None:
         """Start a cluster, let a crowd say what it carries, and offer it three shares of that."""
@@ -162,32 +153,20 @@ class ClusterBench:
         return {key: summary[key] for key in _KEPT}
 
     def _run_profile(self) -> None:
-        command = headway(
-            *("profile", "run", *self._deployment, "--out", str(self._profile)),
-            *self._load.profile,
-        )
-        kept = Kept(self._profile, {}).path
-        try:
-            self._command(command, "profile")
-        except HeadwayError:
-            if kept.is_file():  # what was measured before it was stopped
-                self._report.add("profile_so_far", json.loads(kept.read_text("utf-8")))
-            raise
+        out = ("--out", str(self._profile), *self._kept)
+        self._command(headway("profile", "run", *self._deployment, *out), "profile")
         self._report.add("profile", self._profile.read_text("utf-8"))
 
-    def _calibrate(self) -> None:
-        """Learn the hops beside the measured profile, then predict loads and compare."""
+    def _check(self) -> None:
+        """Predict loads by the measured profile, and compare."""
         if not self._profile.is_file():
             message = "it needs the part before it: the card's profile"
             raise HeadwayError(Code.FAILED_PRECONDITION, message)
-        out, errors = self._folder / "calibrated.toml", self._folder / "errors.json"
-        kept = ("--keep", str(self._folder / "calibration"))
-        given = ("--profile", str(self._profile), "--out", str(out))
-        self._command(headway("calibrate", "fit", *self._deployment, *given, *kept), "fit")
-        report = ("--profile", str(out), "--json", str(errors))
-        command = headway("calibrate", "check", *self._deployment, *self._load.check, *kept)
+        errors = self._folder / "errors.json"
+        report = ("--profile", str(self._profile), "--json", str(errors), *self._kept)
+        command = headway("profile", "check", *self._deployment, *self._load.check, *report)
         try:
-            self._command([*command, *report], "check")
+            self._command(command, "check")
         finally:
             if errors.is_file():
                 self._report.add("errors", json.loads(errors.read_text("utf-8")))

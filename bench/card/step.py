@@ -40,7 +40,7 @@ STEPS: Mapping[str, CardStep] = MappingProxyType(
         ),
         "cluster": CardStep(
             "bench.card.cluster",
-            ("unified", "split", "profile", "calibrate"),
+            ("unified", "split", "profile", "check"),
             9.0,
             "the whole cluster on the card: three rates, a profile, its errors",
         ),

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import isqrt
 
 from headway.errors import invalid
 
@@ -47,6 +48,18 @@ class Buckets:
             return row * len(SIZES) + 1
         column = bisect_left(self._output_bounds, num_output_tokens * num_output_tokens)
         return row * len(SIZES) + column
+
+    def within(self, max_model_len: int) -> Buckets:
+        """Return sizes that fit a model: a long input is cut to leave room for a long output.
+
+        A medium one that is then not shorter lies halfway on the logarithmic scale. A model that
+        takes none of them leaves them as they are.
+        """
+        short, medium, long = self.input_tokens
+        long = min(long, max_model_len - self.output_tokens[-1])
+        if medium >= long:
+            medium = isqrt(short * max(long, 0))
+        return Buckets((short, medium, long), self.output_tokens) if short < medium < long else self
 
     def lengths(self, index: int) -> tuple[int, int]:
         """Input and output tokens that stand for a bucket."""

@@ -10,13 +10,12 @@ pass never gets faster by what is added to it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cost.pass_time import ALL_UNITS, SLOWEST_UNIT, PassTime, Share
+from headway.cost.pass_time import PassTime, Share
 from headway.errors import invalid, require_between
 
 TERMS = (
@@ -37,9 +36,9 @@ MOST_CONDITION = 1e8
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPass:
-    """A measured forward pass: each DP unit's share, and its duration, seconds."""
+    """A measured forward pass of one DP unit: its contents, and its duration, seconds."""
 
-    shares: Sequence[Share]
+    share: Share
     seconds: float
 
 
@@ -57,64 +56,51 @@ class Fit:
     p95_error: float
     num_passes: int
     terms: tuple[str, ...]
-    standard_errors: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    standard_errors: Mapping[str, float]
 
 
-def fit_pass_time(passes: Sequence[MeasuredPass], *, gate: str = SLOWEST_UNIT) -> Fit:
+def fit_pass_time(passes: Sequence[MeasuredPass]) -> Fit:
     """Return the coefficients that fit the passes best; a term that no pass has stays 0.
 
-    Units in lock-step are fitted on the greatest of each term (``each-term``), on their sums
-    (``all-units``), or on the unit that is slowest under the model so far, until it settles
-    (``slowest-unit``). HeadwayError for
-    too few passes, times that are no times, and passes too alike to tell the terms apart.
+    HeadwayError for too few passes, times that are no times, and passes too alike to tell the
+    terms apart.
     """
     seconds = _checked(passes)
-    rows = _rows(passes, gate)
+    rows = np.array([[1.0, *p.share] for p in passes])
     terms = (0, *(t for t in range(1, len(TERMS)) if rows[:, t].any()))
     weights = 1.0 / seconds
     _require_tellable(rows * weights[:, None], terms)
     coefficients = np.zeros(len(TERMS))
     for _ in range(_ROUNDS):
         before, coefficients = coefficients, _solve(rows, seconds, terms, weights)
-        model = _model(coefficients, gate)
-        if gate == SLOWEST_UNIT:
-            rows = np.array([[1.0, *_slowest(model, p.shares)] for p in passes])
         weights = _weights(rows @ coefficients, seconds)
         if np.allclose(coefficients, before, rtol=_SETTLED, atol=0.0):
             break
-    fit = _judge(model, passes, seconds, tuple(TERMS[t] for t in terms))
-    return replace(fit, standard_errors=_standard_errors(rows, seconds, coefficients))
-
-
-def judge(model: PassTime, passes: Sequence[MeasuredPass]) -> Fit:
-    """Return how well a given model fits passes; HeadwayError as ``fit_pass_time``."""
-    terms = tuple(name for name in TERMS if getattr(model, name))
-    return _judge(model, passes, _checked(passes), terms)
+    predicted = rows @ coefficients
+    spread = float(((seconds - seconds.mean()) ** 2).sum())
+    missed = float(((seconds - predicted) ** 2).sum())
+    errors = np.abs(predicted - seconds) / seconds
+    return Fit(
+        PassTime(**dict(zip(TERMS, map(float, coefficients), strict=True))),  # type: ignore[arg-type]
+        r_squared=1.0 - missed / spread if spread > 0 else float(missed == 0.0),
+        median_error=float(np.median(errors)),
+        p95_error=float(np.percentile(errors, 95)),
+        num_passes=len(seconds),
+        terms=tuple(TERMS[t] for t in terms),
+        standard_errors=_standard_errors(rows, seconds, coefficients),
+    )
 
 
 def _checked(passes: Sequence[MeasuredPass]) -> NDArray[np.float64]:
     if len(passes) < MIN_PASSES:
         raise invalid("the number of passes", len(passes), f"at least {MIN_PASSES}: measure more")
     for number, measured in enumerate(passes):
-        if not measured.shares:
-            raise invalid(f"pass {number}", "empty", "one with something in it: leave it out")
         if not 0 < measured.seconds < float("inf"):
             limit = "a finite time over 0 s: leave the pass out"
             raise invalid(f"pass {number}'s time", measured.seconds, limit)
-        for share in measured.shares:
-            for name, value in zip(Share._fields, share, strict=True):
-                require_between(f"pass {number}'s {name}", value, 0, 1e18)
+        for name, value in zip(Share._fields, measured.share, strict=True):
+            require_between(f"pass {number}'s {name}", value, 0, 1e18)
     return np.array([p.seconds for p in passes])
-
-
-def _rows(passes: Sequence[MeasuredPass], gate: str) -> NDArray[np.float64]:
-    """A row a pass: 1, then each term's greatest over the units, or its sum."""
-    of_units = sum if gate == ALL_UNITS else max
-    return np.array([[1.0, *(of_units(t) for t in zip(*p.shares, strict=True))] for p in passes])
-
-
-def _slowest(model: PassTime, shares: Sequence[Share]) -> Share:
-    return max(shares, key=lambda share: (model.seconds(*share), share))
 
 
 def _weights(predicted: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -175,28 +161,3 @@ def _require_tellable(weighted: NDArray[np.float64], terms: Sequence[int]) -> No
             "prefill and decode at several sizes, each with the others held"
         )
         raise invalid("the passes' condition number", condition, limit)
-
-
-def _model(coefficients: NDArray[np.float64], gate: str) -> PassTime:
-    values = dict(zip(TERMS, (float(c) for c in coefficients), strict=True))
-    return PassTime(**values, gate=gate)
-
-
-def _judge(
-    model: PassTime,
-    passes: Sequence[MeasuredPass],
-    seconds: NDArray[np.float64],
-    terms: tuple[str, ...],
-) -> Fit:
-    predicted = np.array([model.lock_step(p.shares) for p in passes])
-    spread = float(((seconds - seconds.mean()) ** 2).sum())
-    missed = float(((seconds - predicted) ** 2).sum())
-    errors = np.abs(predicted - seconds) / seconds
-    return Fit(
-        model,
-        r_squared=1.0 - missed / spread if spread > 0 else float(missed == 0.0),
-        median_error=float(np.median(errors)),
-        p95_error=float(np.percentile(errors, 95)),
-        num_passes=len(seconds),
-        terms=terms,
-    )

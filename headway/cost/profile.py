@@ -1,8 +1,8 @@
 """Profiles: what one model costs on one device, as every service and the simulator read it.
 
 One TOML file per (model, device, dtype, parallelism). The pass-time model is fitted from measured
-passes (``headway.cost.fit``), velocities are measured by raising the offered rate until the
-output no longer grows (``headway.cost.velocity``). ``headway/profiles/`` holds ready-made ones.
+passes (``headway.cost.fit``), and velocities follow from it (``headway.cost.velocity``).
+``headway/profiles/`` holds ready-made ones.
 """
 
 from __future__ import annotations

@@ -1,22 +1,25 @@
 """Token velocities: the tokens per second that each stage of one instance can release.
 
-They are measured by raising the offered rate until the output no longer grows (``Saturation``);
-where nothing could be measured, the pass-time model tells what they would be.
+The pass-time model says what they are; a velocity that a paper gives stands over it in a profile.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.cost.buckets import NUM_BUCKETS, Buckets
 from headway.cost.pass_time import ALL_UNITS, PassTime
-from headway.errors import Code, HeadwayError, require_between, require_over
+from headway.errors import require_between, require_over
 
 MEDIUM_TTFT_SLO = 0.4
 """Seconds for the first token of a medium prompt (TokenScale, table 1)."""
 TPOT_SLO = 0.1
 """Seconds between tokens (TokenScale, table 1)."""
+LEAST_PROMPT = 16
+"""Tokens of prompts below which a convertible decoder converts nothing."""
 
 
 class TokenLimits(NamedTuple):
@@ -50,11 +53,20 @@ class Memory:
     max_batch: int
     num_units: int = 1
 
+    def batch_of(self, size: int) -> float:
+        """Return how many requests of ``size`` tokens decode together: those that fit whole."""
+        return min(self.max_batch, self.kv_capacity_tokens / size)
 
-def prefill_velocity(pass_time: PassTime, memory: Memory) -> float:
-    """Return V_P, tokens/s: full chunks one after the other, on every unit."""
-    chunk = memory.chunk_tokens
-    return memory.num_units * chunk / _seconds(pass_time, memory, chunk, 0, 0, 0)
+
+def prefill_velocity(pass_time: PassTime, memory: Memory, lengths: Sequence[int] = ()) -> float:
+    """Return V_P, tokens/s, of prompts of these lengths in turn, on every unit; of one full chunk.
+
+    Each prompt takes passes of its own.
+    """
+    chunk, lengths = memory.chunk_tokens, lengths or (memory.chunk_tokens,)
+    pieces = [(min(chunk, n - start), start) for n in lengths for start in range(0, n, chunk)]
+    seconds = sum(_seconds(pass_time, memory, n, n * start, 0, 0) for n, start in pieces)
+    return memory.num_units * sum(lengths) / seconds
 
 
 def decode_velocity(pass_time: PassTime, memory: Memory, num_input: int, num_output: int) -> float:
@@ -64,7 +76,7 @@ def decode_velocity(pass_time: PassTime, memory: Memory, num_input: int, num_out
     there for a pass per output token.
     """
     size = num_input + num_output
-    batch = min(memory.max_batch, memory.kv_capacity_tokens / size)
+    batch = memory.batch_of(size)
     kv_tokens = batch * (num_input + num_output / 2)
     seconds = _seconds(pass_time, memory, 0, 0, batch, kv_tokens)
     return memory.num_units * batch * size / (num_output * seconds)
@@ -91,6 +103,29 @@ def convertible_velocity(chunk_tokens: float, decode_batch: float, tpot_slo: flo
     return max(0.0, chunk_tokens - decode_batch) / tpot_slo
 
 
+def convertible_chunk(
+    pass_time: PassTime, memory: Memory, num_input: int, num_output: int, tpot_slo: float
+) -> tuple[int, int] | None:
+    """Return the most tokens of a pass within ``tpot_slo`` (s), and how many of them decode.
+
+    So many decode as saturate a unit with such requests, or half of them, and again, until a prompt
+    has room beside them; None where it has none beside a single one.
+    """
+    require_over("tpot_slo", tpot_slo, 0)
+
+    def seconds(num_tokens: int) -> float:
+        context = num_tokens * max(0, num_tokens - memory.chunk_tokens) / 2
+        return pass_time.seconds(num_tokens, context, batch, batch * (num_input + num_output / 2))
+
+    batch = int(memory.batch_of(num_input + num_output))
+    while batch:
+        num_prompt = bisect_right(range(memory.kv_capacity_tokens), tpot_slo, key=seconds) - 1
+        if num_prompt >= LEAST_PROMPT:
+            return num_prompt + batch, batch
+        batch //= 2
+    return None
+
+
 def reserved_tokens(velocity: float, ttft_slo: float) -> float:
     """Return the tokens of KV kept for prompts: ``V_conv × TTFT_SLO`` (equation 6, over bytes)."""
     require_between("velocity", velocity, 0, float("inf"))
@@ -112,55 +147,3 @@ def memory_for_prompts(
 def takes_decode(kv_tokens: int, kv_capacity_tokens: int, reserved_tokens: float) -> bool:
     """Return whether new decode work leaves a convertible decoder's reserved memory M free."""
     return reserved_tokens <= 0 or kv_tokens <= kv_capacity_tokens - reserved_tokens
-
-
-# --- measuring --------------------------------------------------------------------------
-
-
-class Saturation:
-    """A search for the greatest output rate: what to offer next, and the ``best`` so far.
-
-    ``offered`` begins at ``first`` and grows by ``factor`` until the output has grown by less than
-    ``tolerance`` of itself ``patience`` times in a row; None once that is so. What is offered may
-    be a rate (tokens/s) or requests at a time, which is a rate times their stay (Little's law).
-    """
-
-    def __init__(
-        self,
-        first: float,
-        *,
-        factor: float = 1.25,
-        tolerance: float = 0.02,
-        patience: int = 1,
-        max_steps: int = 64,
-    ) -> None:
-        require_over("first_rate", first, 0)
-        require_over("factor", factor, 1)
-        require_between("tolerance", tolerance, 0, factor - 1)
-        require_between("patience", patience, 1, max_steps)
-        self.offered: float | None = first
-        self.best = 0.0
-        self._factor, self._tolerance = factor, tolerance
-        self._patience, self._num_flat = patience, 0
-        self._num_left = max_steps
-
-    def add(self, output: float) -> None:
-        """Take in the output rate (tokens/s) at what was offered.
-
-        HeadwayError if it still grows after ``max_steps``.
-        """
-        assert self.offered is not None, "nothing more is to be measured"
-        has_grown = not self.best or output >= self.best * (1 + self._tolerance)
-        self._num_flat = 0 if has_grown else self._num_flat + 1
-        self.best = max(self.best, output)
-        if self._num_flat == self._patience:
-            self.offered = None
-            return
-        if not self._num_left:
-            message = (
-                f"the output still grows at {self.offered:.0f} offered; "
-                "begin with a higher first_rate"
-            )
-            raise HeadwayError(Code.FAILED_PRECONDITION, message, param="first_rate")
-        self._num_left -= 1
-        self.offered *= self._factor

@@ -1,4 +1,4 @@
-"""Files of hop costs: what `headway calibrate` has measured, and a scenario names."""
+"""Files of hop costs: what `headway profile run` has measured, and a scenario names."""
 
 from __future__ import annotations
 

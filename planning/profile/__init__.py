@@ -1,1 +1,1 @@
-"""``headway profile run``: what one deployment costs, measured on its own workers."""
+"""``headway profile``: what a deployment costs, measured, and how well that predicts it."""

@@ -151,7 +151,7 @@ class WorkerConfig(EngineConfig):
         "varies; 0: none",
     )
     record_passes: str = Field(
-        "", description="folder to record every pass in, for `headway profile fit`; default: none"
+        "", description="folder to record every pass in, for `headway profile run`; default: none"
     )
     kv_events: str = Field(
         "",

@@ -1,4 +1,4 @@
-"""Records forward passes, a JSON line each, for ``headway profile fit``.
+"""Records forward passes, a JSON line each, for ``headway profile run``.
 
 The first line of a file describes the worker (``{"worker": …}``).
 """
@@ -85,8 +85,8 @@ class PassRecord:
 
     def _put(self, seconds: float) -> None:
         assert self._share is not None, "a pass is under way"
-        units = [self._share._asdict()]
-        self._write({"seconds": seconds, "began_at": self._started_at, "units": units})
+        share = self._share._asdict()
+        self._write({"seconds": seconds, "began_at": self._started_at, "share": share})
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line) + "\n")

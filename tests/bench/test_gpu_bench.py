@@ -135,9 +135,8 @@ def test_a_dry_run_serves_a_crowd_and_three_shares_of_what_it_carries(tmp_path: 
 def test_the_commands_of_the_cluster_know_their_flags(load: CardLoad) -> None:
     deployment = ("--model", "m", "--device", "cuda")
     for command in (
-        ("profile", "run", *deployment, "--out", "p.toml", *load.profile),
-        ("calibrate", "check", *deployment, *load.check, "--profile", "p.toml"),
-        ("calibrate", "fit", *deployment, "--profile", "p.toml", "--out", "q.toml"),
+        ("profile", "run", *deployment, "--out", "p.toml"),
+        ("profile", "check", *deployment, *load.check, "--profile", "p.toml"),
         ("demo", *deployment, *load.demo),
         *(("up", *deployment, *flags) for flags in TOPOLOGIES.values()),
     ):

@@ -17,7 +17,7 @@ from results.output import refuse_unwritable, write_json
     [
         ("simulate", "chat-and-reasoning"),
         ("reproduce", "uniboost"),
-        ("calibrate", "check", "--matrix", "--profile", "mine.toml"),
+        ("profile", "check", "--matrix", "--profile", "mine.toml"),
         ("demo",),
         ("bench", "sim"),
         ("bench", "policies"),

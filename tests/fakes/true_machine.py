@@ -18,10 +18,10 @@ from headway.sim.device import Device
 from headway.sim.hop_costs import HopCosts
 from headway.sim.pace import MeasuredPace
 from headway.workload.traces import TraceRow
-from planning.calibrate.calibration import Calibration, Fitted
-from planning.calibrate.figures import Load
-from planning.calibrate.model import WorkerRecord
-from planning.calibrate.predict import predict
+from planning.profile.calibration import Calibration, Fitted
+from planning.profile.figures import Load
+from planning.profile.model import WorkerRecord
+from planning.profile.predict import predict
 from services.local.options import WorkerCounts
 from services.worker.pass_record import share_of
 
@@ -108,7 +108,7 @@ def _recording(passes: list[MeasuredPass]) -> type[Device]:
 
         def _noted(self, seconds: float) -> float:
             items = [(item.start, len(item.token_ids)) for item in self._asked[-1].items]
-            passes.append(MeasuredPass([share_of(items)], seconds))
+            passes.append(MeasuredPass(share_of(items), seconds))
             return seconds
 
     return Recording

@@ -1,8 +1,7 @@
-"""TokenScale: token velocities, their buckets, and how they are measured."""
+"""TokenScale: token velocities, their buckets, and the pass times behind them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,8 @@ from headway.cost.pass_time import PassTime
 from headway.cost.profile import load_profile
 from headway.cost.velocity import (
     Memory,
-    Saturation,
+    convertible_chunk,
+    convertible_velocity,
     decode_velocities,
     decode_velocity,
     prefill_velocity,
@@ -130,39 +130,51 @@ def test_the_stage_before_decode_is_as_fast_as_the_slower_of_prefill_and_network
     )
 
 
-# --- the offline profiler -----------------------------------------------------------------
+# --- what a profile that was measured has of its pass times --------------------------------
 
 
-def most_released(
-    released: Callable[[float], float], first: float, *, max_steps: int = 64
-) -> float:
-    search = Saturation(first, max_steps=max_steps)
-    while search.offered is not None:
-        search.add(released(search.offered))
-    return search.best
+def test_long_prompts_are_slower_by_what_their_chunks_read() -> None:
+    memory = Memory(1 << 20, 512, max_batch=256)
+    even = replace(TRUE, per_prefill_context=0.0)
+    full = prefill_velocity(even, memory)
+    assert prefill_velocity(even, memory, (512, 1024, 8192)) == pytest.approx(full)
+    assert prefill_velocity(even, memory, (256,)) < full
+    two_chunks = 2 * TRUE.seconds(512, 0, 0, 0) + TRUE.per_prefill_context * 512 * 512
+    assert prefill_velocity(TRUE, memory, (1024,)) == pytest.approx(1024 / two_chunks)
 
 
-def test_the_rate_is_raised_until_the_output_no_longer_grows() -> None:
-    offered: list[float] = []
-
-    def released(rate: float) -> float:
-        offered.append(rate)
-        return min(rate, 14_000.0)
-
-    assert most_released(released, 1000.0) == 14_000.0
-    assert offered == sorted(offered)
-    assert offered[-2] > 14_000.0  # one step past saturation shows that it no longer grows
+def test_the_measured_profiles_chunk_is_what_its_pass_times_leave_of_the_tpot() -> None:
+    profile = load_profile("llama-8b-h100-measured")
+    chunk = convertible_chunk(profile.pass_time, profile.memory, 1024, 350, 0.1)
+    assert chunk == (profile.convertible_chunk_tokens, profile.max_batch)
+    assert profile.convertible_tokens_per_s == pytest.approx(convertible_velocity(*chunk, 0.1))
 
 
-def test_an_output_that_falls_past_saturation_does_not_hide_the_peak() -> None:
-    assert most_released(lambda rate: rate if rate < 2000 else 900.0, 1000.0) == pytest.approx(
-        1953.1, abs=0.1
-    )
+@given(st.floats(0.001, 1.0), st.integers(64, 4096))
+def test_the_chunk_is_the_largest_that_keeps_the_slo_beside_decoding(
+    slo: float, chunk_tokens: int
+) -> None:
+    memory = Memory(1 << 16, chunk_tokens, max_batch=64)
+    fitting = convertible_chunk(TRUE, memory, 1024, 350, slo)
+    if fitting is None:
+        assert TRUE.seconds(16, 0, 1, 1199) > slo
+        return
+    num_tokens, batch = fitting
+
+    def seconds(num_prompt: int) -> float:
+        context = num_prompt * max(0, num_prompt - chunk_tokens) / 2
+        return TRUE.seconds(num_prompt, context, batch, batch * 1199)
+
+    assert seconds(num_tokens - batch) <= slo < seconds(num_tokens - batch + 1)
 
 
-def test_an_output_that_never_stops_growing_is_told() -> None:
-    with pytest.raises(HeadwayError, match="begin with a higher first_rate"):
-        most_released(lambda rate: rate, 1.0, max_steps=5)
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(2048, (256, 1024, 1438)), (1200, (256, 388, 590)), (100_000, None)]
+)
+def test_a_long_input_is_cut_to_what_the_model_takes_and_a_medium_one_lies_halfway(
+    most: int, sizes: tuple[int, ...] | None
+) -> None:
+    assert Buckets().within(most).input_tokens == (sizes or Buckets().input_tokens)
 
 
 # --- online -------------------------------------------------------------------------------

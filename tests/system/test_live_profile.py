@@ -1,4 +1,4 @@
-"""``headway profile run`` on the real small model: its profile drives what reads profiles."""
+"""``headway profile`` on real clusters: measured, written, read back, predicted, compared."""
 
 from __future__ import annotations
 
@@ -6,61 +6,52 @@ from pathlib import Path
 
 import pytest
 
-from cli import main, up
-from headway.cost.profile import load_profile
-from headway.policies import registry
+from cli import up
+from planning.profile import matrix as of_matrix
+from planning.profile.calibration import Calibration
+from planning.profile.cases import chosen
+from planning.profile.figures import TARGETS
+from planning.profile.live import LiveModel
+from planning.profile.loads import Part
+from planning.profile.matrix import Matrix, learn
 from services.local.refusals import refuse_wrong_configurations, refuse_wrong_scaling
 from tests.fakes.local_cluster import MODEL
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
-TINY = (
-    *("--seconds", "0.1", "--input-tokens", "16,32,64", "--output-tokens", "4,8,16"),
-    *("--max-model-len", "128", "--kv-cache-gib", "0.004"),
-)
-SCENARIO = """
-name = "small"
-[[instances]]
-role = "prefill"
-profile = "llama-8b-a100"
-[[instances]]
-role = "decode"
-profile = "llama-8b-a100"
-[workload]
-rate = 2.0
-num_requests = 50
-[[workload.classes]]
-name = "chat"
-prompt = { distribution = "lognormal", median = 40, sigma = 0.5, max = 100 }
-answer = { distribution = "lognormal", median = 20, sigma = 0.5, max = 60 }
-[slo]
-ttft = 2.0
-tpot = 0.1
-"""
 
-
-def test_a_profile_is_measured_and_drives_the_simulator_and_the_autoscaler(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_machine_is_measured_and_another_load_of_it_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "mini.toml"
-    assert main(["profile", "run", "--model", MODEL, "--out", str(out), *TINY]) == 0
-    said = capsys.readouterr().out
-    assert "V_P:" in said
-    assert f"written to {out}" in said
-    assert [path.name for path in tmp_path.iterdir()] == ["mini.toml"]
-
-    profile = load_profile(out)
-    assert (profile.model, profile.kv_bytes_per_token) == ("headway-mini", 4608)
-    assert profile.buckets.input_tokens == (16, 32, 64)
-    assert 0 < profile.start_up < 120
-    assert profile.pass_time.seconds(64, 0, 0, 0) > 0
-    assert registry.make("scaling", "tokenscale", profile=load_profile(out)).name == "tokenscale"
-    flags = ["--autoscale", "--preset", "tokenscale", "--profile", str(out)]
-    refuse_wrong_scaling(up.parse(flags))
-    refuse_wrong_configurations(up.parse(flags))
-
-    scenario = tmp_path / "small.toml"
-    scenario.write_text(SCENARIO, encoding="utf-8")
-    simulate = ("simulate", str(scenario), "--profile", str(out), "--processes", "1")
-    assert main([*simulate, "--preset", "tokenscale,vllm-like"]) == 0
-    assert "tokenscale" in capsys.readouterr().out
+    monkeypatch.setattr(of_matrix, "_NUM_CROWD", 40)
+    parts = (Part(10, 4.0), Part(10, 40.0))
+    learnt = learn(
+        LiveModel(MODEL), tmp_path / "learnt", 0, parts=parts, side_by_side=parts, num_lone=8
+    )
+    found = learnt.calibration
+    assert found.hops.submit > 0
+    assert found.hops.cores > 0
+    assert found.hops.wait < 1.0
+    assert found.worker_latency > 0
+    assert found.fitted.num_passes > 20
+    assert len(learnt.levels) == 3
+    assert min(learnt.levels) > 0
+    found.save(tmp_path / "here.toml")
+    written = Calibration.load(tmp_path / "here.toml")
+    assert 0 < written.profile.start_up < 300
+    assert (written.profile.network_tokens_per_s or 0) > 0
+    options = up.parse(
+        ["--autoscale", "--preset", "tokenscale", "--profile", str(tmp_path / "here.toml")]
+    )
+    refuse_wrong_scaling(options)
+    refuse_wrong_configurations(options)
+    matrix = Matrix(written, LiveModel(MODEL), tmp_path / "runs", 20, repeats=1, seed=1)
+    said: list[str] = []
+    cases = chosen(["vllm-like/1P1D/100%"])
+    (report,) = matrix.run(cases, said.append)
+    (repeat,) = report.repeats
+    assert repeat.num_failed == 0
+    assert set(repeat.structure) == set(repeat.total) == set(TARGETS)
+    assert repeat.level > 0
+    (again,) = matrix.run(cases, said.append)  # from what was kept
+    assert again == report

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from headway.cluster import Role, WorkerInfo
 from headway.cost.pass_time import Share
-from headway.cost.passes import parse_passes
 from headway.engine import Computed, EngineStepped, PassPlan
 from headway.errors import HeadwayError
 from headway.forward_pass import ForwardPass, PassItem
 from headway.request import SamplingParams, StreamKey
+from planning.profile.model import read_records
 from services.worker.pass_record import PassRecord, share_of
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -50,11 +49,10 @@ def test_a_pass_that_its_engine_planned_is_written_as_one_of_ours(tmp_path: Path
     record.stepped(step(4.0, 0.0))
     record.stepped(step(7.25, 0.25, (1, 101)))
     record.close()
-    lines = (tmp_path / "w-1.jsonl").read_text().splitlines()
-    passes = parse_passes(lines, "w-1")
-    assert [p.seconds for p in passes] == pytest.approx([0.501, 0.099, 0.25])
-    assert [json.loads(line)["began_at"] for line in lines[1:]] == pytest.approx([1.0, 1.501, 7.0])
-    assert [p.shares[0] for p in passes] == [
+    (written,) = read_records(tmp_path)
+    assert [p.seconds for p in written.passes] == pytest.approx([0.501, 0.099, 0.25])
+    assert written.began_at == pytest.approx([1.0, 1.501, 7.0])
+    assert [p.share for p in written.passes] == [
         Share(30, 0, 1, 100),
         Share(0, 0, 1, 101),
         Share(0, 0, 1, 102),
@@ -67,12 +65,11 @@ def test_a_pass_lasts_until_the_next_where_that_follows_at_once(tmp_path: Path) 
         record.started(forward_pass((5, 0)), started_at)
         record.ended(ended_at)
     record.close()
-    lines = (tmp_path / "w-1.jsonl").read_text().splitlines()
-    assert json.loads(lines[0])["worker"]["num_blocks"] == 100
-    passes = parse_passes(lines, "w-1")
-    assert [p.seconds for p in passes] == pytest.approx([0.501, 0.099, 0.25])
-    assert [json.loads(line)["began_at"] for line in lines[1:]] == [1.0, 1.501, 7.0]
-    assert passes[0].shares == [Share(5, 0, 0, 0)]
+    (written,) = read_records(tmp_path)
+    assert written.worker["num_blocks"] == 100
+    assert [p.seconds for p in written.passes] == pytest.approx([0.501, 0.099, 0.25])
+    assert written.began_at == [1.0, 1.501, 7.0]
+    assert written.passes[0].share == Share(5, 0, 0, 0)
 
 
 def test_a_pass_that_was_planned_ahead_begins_as_the_one_before_it_ends(tmp_path: Path) -> None:
@@ -84,9 +81,9 @@ def test_a_pass_that_was_planned_ahead_begins_as_the_one_before_it_ends(tmp_path
     record.ended(1.75)
     record.ended(2.0)
     record.close()
-    passes = parse_passes((tmp_path / "w-1.jsonl").read_text().splitlines(), "w-1")
+    passes = read_records(tmp_path)[0].passes
     assert [p.seconds for p in passes] == pytest.approx([0.5, 0.25, 0.25])
-    assert [p.shares for p in passes[1:]] == [[Share(0, 0, 1, 6)], [Share(0, 0, 1, 7)]]
+    assert [p.share for p in passes[1:]] == [Share(0, 0, 1, 6), Share(0, 0, 1, 7)]
 
 
 def test_several_units_are_refused_and_a_folder_that_cannot_be(tmp_path: Path) -> None:

@@ -11,13 +11,15 @@ import pytest
 
 from headway.cost.fit import MeasuredPass
 from headway.cost.pass_time import PassTime, Share
+from headway.cost.profile import parse_profile, profile_text
 from headway.errors import HeadwayError
+from headway.policies import registry
 from headway.sim.hop_costs import Beside, HopCosts
 from headway.workload.traces import load_trace
-from planning.calibrate.calibration import Calibration
-from planning.calibrate.cases import KINDS, PRESETS, TOPOLOGIES, chosen, matrix
-from planning.calibrate.check import examine, overall
-from planning.calibrate.figures import (
+from planning.profile.calibration import Calibration
+from planning.profile.cases import KINDS, PRESETS, TOPOLOGIES, chosen, matrix
+from planning.profile.check import examine, overall
+from planning.profile.figures import (
     TARGETS,
     LatencyLimits,
     Load,
@@ -26,7 +28,7 @@ from planning.calibrate.figures import (
     figures,
     intervals,
 )
-from planning.calibrate.live import (
+from planning.profile.live import (
     LiveDeployment,
     LiveEngine,
     LiveLoad,
@@ -37,12 +39,20 @@ from planning.calibrate.live import (
     note_asked,
     write_trace,
 )
-from planning.calibrate.loads import SPREAD, drawn, one_by_one, poisson, simulated
-from planning.calibrate.model import WorkerRecord, fit_profile, matched, read_records, slower
-from planning.calibrate.predict import NUM_REPLAYS, predict
-from planning.calibrate.report import case_notes, overall_table
-from planning.calibrate.sharing import LiveRun, level, measure_sharing, measure_wait
-from planning.calibrate.spans import MeasuredHops, Span, measure_hops, spans_of
+from planning.profile.loads import SPREAD, drawn, one_by_one, poisson, simulated
+from planning.profile.model import (
+    WorkerRecord,
+    fit_profile,
+    matched,
+    measured_pace,
+    read_records,
+    slower,
+    with_chunk,
+)
+from planning.profile.predict import NUM_REPLAYS, predict
+from planning.profile.report import case_notes, overall_table
+from planning.profile.sharing import LiveRun, level, measure_sharing, measure_wait
+from planning.profile.spans import MeasuredHops, Span, measure_hops, spans_of
 from services.local.options import WorkerCounts
 from services.runtime.span_record import Heard
 
@@ -71,14 +81,15 @@ def write_record(folder: Path) -> None:
             "batch": batch,
             "kv_tokens": batch * rng.randrange(50, 900),
         }
-        lines.append({"seconds": TRUTH.seconds(*share.values()), "units": [share]})
+        seconds = TRUTH.seconds(*share.values())
+        lines.append({"seconds": seconds, "began_at": 0.0, "share": share})
     text = "\n".join(json.dumps(line) for line in lines)
     (folder / "unified-1.jsonl").write_text(text + "\n", encoding="utf-8")
 
 
 def test_a_profile_has_the_passes_times_and_the_workers_capacities(tmp_path: Path) -> None:
     write_record(tmp_path)
-    profile, fit = fit_profile(read_records(tmp_path), "here")
+    profile, fit = fit_profile(read_records(tmp_path), "here", "CPU")
     assert profile.pass_time.base == pytest.approx(TRUTH.base, rel=0.02)
     assert profile.pass_time.per_prefill_token == pytest.approx(TRUTH.per_prefill_token, rel=0.02)
     assert profile.kv_capacity_tokens == 4096 * 16
@@ -86,14 +97,33 @@ def test_a_profile_has_the_passes_times_and_the_workers_capacities(tmp_path: Pat
     assert fit.median_error < 0.01
 
 
+def test_a_measured_profile_has_all_that_an_autoscaler_asks_for(tmp_path: Path) -> None:
+    measured = calibrated(tmp_path).profile
+    assert measured.start_up == 3.5
+    assert measured.network_tokens_per_s == pytest.approx(1e9 / 3072)
+    assert measured.buckets.input_tokens == (256, 1024, 1438)
+    assert measured.max_batch == 4096 // 23
+    assert measured.device == "CPU, threads a worker: 1"
+    profile = with_chunk(measured, 0.1)
+    assert registry.make("scaling", "tokenscale", profile=profile).name == "tokenscale"
+    assert profile.as_convertible().chunk_tokens > 0
+    assert profile.convertible_velocity(None, 0.1) > 0
+    assert "TPOT of 0.1 s" in profile.origin
+    assert parse_profile(profile_text(profile), "it") == profile
+    assert with_chunk(measured, 1e-5) == measured  # nothing decodes so fast
+
+
 HOPS = HopCosts(gateway=0.001, submit=0.002, dispatch=0.003, report=0.004, token=0.005, cores=2)
 MEASURED = MeasuredHops(HOPS, 0.0005, 1e9)
 ALONE = WorkerCounts(0, 0, unified=1)
 
 
+HERE = LiveModel("m")
+
+
 def calibrated(folder: Path, name: str = "here") -> Calibration:
     write_record(folder)
-    return Calibration.of(read_records(folder), MEASURED, name)
+    return Calibration.of(read_records(folder), MEASURED, name, HERE, 3.5)
 
 
 def test_passes_that_an_engine_plans_are_predicted_by_its_planner(tmp_path: Path) -> None:
@@ -148,7 +178,7 @@ def test_what_was_measured_is_read_back_from_its_files(tmp_path: Path) -> None:
 def test_a_profile_without_its_measurements_is_refused_with_the_way_out(tmp_path: Path) -> None:
     calibrated(tmp_path).save(tmp_path / "mine.toml")
     (tmp_path / "mine.passes.json").unlink()
-    with pytest.raises(HeadwayError, match="calibrate fit"):
+    with pytest.raises(HeadwayError, match="headway profile run"):
         Calibration.load(tmp_path / "mine.toml")
 
 
@@ -206,7 +236,7 @@ def test_requests_that_left_no_trace_measure_nothing() -> None:
 
 def test_decode_and_prefill_are_as_slow_together_as_they_were() -> None:
     decode, prefill = Share(0, 0, 2, 300), Share(100, 0, 1, 50)
-    usual = [MeasuredPass([each], TRUTH.seconds(*each)) for each in (decode, prefill)]
+    usual = [MeasuredPass(each, TRUTH.seconds(*each)) for each in (decode, prefill)]
     slower = [replace(usual[0], seconds=1.2 * usual[0].seconds)] * 9
     slower += [replace(usual[1], seconds=2 * usual[1].seconds)] * 3
     found = matched(TRUTH, slower)
@@ -222,8 +252,9 @@ def test_a_tail_of_the_passes_is_a_tail_of_the_prediction(tmp_path: Path) -> Non
         replace(each, seconds=each.seconds * (8 if number % 60 < 6 else 0.5))
         for number, each in enumerate(even.passes)
     ]
-    calm = Calibration.of([even], MEASURED, "calm")
-    uneven = Calibration.of([replace(even, passes=passes)], MEASURED, "uneven", calm.profile)
+    calm = Calibration.of([even], MEASURED, "calm", HERE, 3.5)
+    pace = measured_pace([replace(even, passes=passes)], calm.profile)
+    uneven = replace(calm, pace=pace)
     rows = poisson(4, 60, 1)
 
     def p99(machine: Calibration) -> float:
@@ -327,14 +358,14 @@ def test_an_error_is_split_into_level_and_structure_and_a_moved_level_voids_the_
 
 def test_passes_beyond_those_that_were_fitted_are_counted(tmp_path: Path) -> None:
     fitted = calibrated(tmp_path).fitted
-    inside = MeasuredPass([Share(batch=1, kv_tokens=10)], 0.1)
-    outside = MeasuredPass([Share(batch=1000, kv_tokens=10)], 0.1)
+    inside = MeasuredPass(Share(batch=1, kv_tokens=10), 0.1)
+    outside = MeasuredPass(Share(batch=1000, kv_tokens=10), 0.1)
     assert fitted.share_outside([inside, inside, inside, outside]) == 0.25
 
 
 def test_passes_that_share_the_cores_are_predicted_to_share_them() -> None:
     share = Share(batch=2, kv_tokens=300)
-    passes = [MeasuredPass([share], TRUTH.seconds(*share) * 1.5)] * 4
+    passes = [MeasuredPass(share, TRUTH.seconds(*share) * 1.5)] * 4
     records = [WorkerRecord({}, passes, [0.0, 10.0, 20.0, 30.0]) for _ in range(3)]
     run = LiveRun(NO_LOAD, records)
     assert level(run, TRUTH, HopCosts(cores=2)) == pytest.approx(1.0)
@@ -369,7 +400,7 @@ def shared_run(num_workers: int, *came_at: float) -> LiveRun:
             rate = 5.0 * sum(number - 0.15 < at < number - 0.05 for at in came_at)
             beside = Beside(bool(share.prefill_tokens), num_workers, rate)
             seconds = TRUTH.seconds(*share) * LOSSES.stretch(beside)
-            passes.append(MeasuredPass([share], seconds))
+            passes.append(MeasuredPass(share, seconds))
             began_at.append(number - seconds / 2)
         records.append(WorkerRecord({}, passes, began_at))
     seen = [Seen(0.1, None, 0.5, at + 0.5) for at in came_at]
@@ -453,6 +484,12 @@ def test_a_folder_with_another_run_is_refused_by_what_differs(tmp_path: Path) ->
 def test_hops_of_a_load_with_a_failed_request_are_not_measured() -> None:
     with pytest.raises(HeadwayError, match="1 of 2 requests failed"):
         spans_of([], [Sent(1.0, 1.1), None])
+
+
+def test_a_file_that_is_no_record_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "w.jsonl").write_text(json.dumps({"worker": WORKER}) + '\n{"seconds": 1}\n')
+    with pytest.raises(HeadwayError, match=r"w\.jsonl is no record"):
+        read_records(tmp_path)
 
 
 def test_without_a_pass_there_is_nothing_to_fit(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``headway calibrate`` on runs that were kept: nothing is started."""
+"""``headway profile`` on runs that were kept: nothing is started."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 from cli import main
 from headway.cost.fit import MeasuredPass
-from planning.calibrate.cases import TOPOLOGIES, chosen
-from planning.calibrate.figures import Load, Seen
-from planning.calibrate.live import (
+from planning.profile.cases import TOPOLOGIES, chosen
+from planning.profile.figures import Load, Seen
+from planning.profile.live import (
     PASSES,
     SPANS,
     LiveDeployment,
@@ -24,8 +24,8 @@ from planning.calibrate.live import (
     keep,
     note_asked,
 )
-from planning.calibrate.loads import SPREAD, TOGETHER, at_once, drawn, one_by_one, poisson
-from planning.calibrate.predict import predict
+from planning.profile.loads import SPREAD, TOGETHER, at_once, drawn, one_by_one, poisson
+from planning.profile.predict import predict
 from services.local.options import WorkerCounts
 from services.runtime.rooms import model_folder
 from services.runtime.span_record import SUFFIX
@@ -41,9 +41,8 @@ def write_passes(folder: Path, passes: Sequence[MeasuredPass], factor: float = 1
     folder.mkdir(parents=True)
     lines: list[dict[str, object]] = [{"worker": WORKER}]
     for number, each in enumerate(passes):
-        units = [share._asdict() for share in each.shares]
-        seconds = factor * each.seconds
-        lines.append({"seconds": seconds, "began_at": float(number), "units": units})
+        share, seconds = each.share._asdict(), factor * each.seconds
+        lines.append({"seconds": seconds, "began_at": float(number), "share": share})
     text = "\n".join(json.dumps(line) for line in lines)
     (folder / "w.jsonl").write_text(text + "\n", "utf-8")
 
@@ -91,12 +90,14 @@ def test_a_fit_writes_what_it_measured_and_says_how_sure_it_is(
         write_passes(folder / PASSES, passes, factor)
         keep(kept_load([Seen(0.014, None, 0.014)] * len(sent), sent), folder)
         write_spans(folder / SPANS, sent)
-    assert main(["calibrate", "fit", "--out", str(out), "--keep", str(runs)]) == 0
+    assert main(["profile", "run", "--out", str(out), "--keep", str(runs)]) == 0
     said = capsys.readouterr().out
     assert "per_prefill_token" in said
+    assert "V_D S-S" in said
+    assert "a convertible chunk of" in said
     assert "gateway 1.00 ms, submit 1.00 ms, dispatch 1.00 ms, report 1.00 ms" in said
     assert "alone and side by side, took 0.9" in said
-    assert "fit again" in said
+    assert "measure again" in said
     assert {path.name for path in tmp_path.iterdir()} >= {
         "mine.toml",
         "mine.hops.toml",
@@ -129,7 +130,7 @@ def test_a_check_fails_where_the_level_moved(
         write_passes(folder / PASSES, passes, factor)
         keep(kept_load(seen), folder)
     asked_for = ["--cases", CASE, "--repeats", "2", "--num-requests", "20", "--keep", str(runs)]
-    called = ["calibrate", "check", "--profile", str(profile), *asked_for, "--json", str(table)]
+    called = ["profile", "check", "--profile", str(profile), *asked_for, "--json", str(table)]
     assert main(called) == status
     said = capsys.readouterr().out
     assert ("void" in said.lower()) is bool(status)
@@ -147,5 +148,14 @@ def test_a_case_that_there_is_not_or_that_the_engine_cannot_serve_is_refused(
 ) -> None:
     profile = tmp_path / "mine.toml"
     replace(calibration(), engine=LiveEngine(engine)).save(profile)
-    assert main(["calibrate", "check", "--profile", str(profile), "--cases", cases]) == 2
+    assert main(["profile", "check", "--profile", str(profile), "--cases", cases]) == 2
     assert f"topologies {served}" in capsys.readouterr().err
+
+
+def test_every_ready_made_profile_tells_where_it_is_from(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["profile", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 10
+    assert all(len(line.split(maxsplit=1)) == 2 for line in lines)

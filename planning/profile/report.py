@@ -7,9 +7,11 @@ from statistics import median
 
 from rich.table import Table
 
-from planning.calibrate.calibration import Calibration
-from planning.calibrate.check import MOST_MOVED, CaseReport, Overall
-from planning.calibrate.figures import TARGETS
+from headway.cost.buckets import BUCKET_NAMES
+from headway.cost.profile import Profile
+from planning.profile.calibration import Calibration
+from planning.profile.check import MOST_MOVED, CaseReport, Overall
+from planning.profile.figures import TARGETS
 from results.output import make_table
 
 _FEW = 0.01
@@ -24,7 +26,7 @@ def calibration_lines(calibration: Calibration) -> list[str]:
     for term, error in fitted.standard_errors.items():
         lines.append(f"  {term:<20} {1e6 * getattr(times, term):12.4f} µs  ± {error:.1%}")
     most = ", ".join(f"{name} {value}" for name, value in fitted.most._asdict().items())
-    lines.append(f"  fitted up to {most}")
+    lines += [f"  fitted up to {most}", *velocity_lines(calibration.profile)]
     hops = calibration.hops
     costs = {name: getattr(hops, name) for name in ("gateway", "submit", "dispatch", "report")}
     costs |= {"token": hops.token, "between workers": calibration.worker_latency}
@@ -41,6 +43,22 @@ def calibration_lines(calibration: Calibration) -> list[str]:
     each = f"{hops.per_request:+.2%} for each request/s"
     wait = f"a message waits {1e3 * hops.wait:.2f} ms for each worker that leaves no core free"
     lines.append(f"{each}; {wait}")
+    return lines
+
+
+def velocity_lines(profile: Profile) -> list[str]:
+    """Return what an instance releases, its chunk as a convertible decoder, and its start-up."""
+    network, chunk = profile.network_tokens_per_s, profile.convertible_chunk_tokens
+    v_n = "unknown" if network is None else f"{network:,.0f}"
+    pairs = zip(BUCKET_NAMES, profile.decode_tokens_per_s, strict=True)
+    v_d = ", ".join(f"{name} {velocity:,.0f}" for name, velocity in pairs)
+    lines = [f"V_P {profile.prefill_tokens_per_s:,.0f}, V_N {v_n}, V_D {v_d} tokens/s"]
+    if chunk is None:
+        lines.append("no convertible chunk: decoding alone is over the TPOT SLO")
+    else:
+        v_conv = profile.convertible_tokens_per_s
+        lines.append(f"a convertible chunk of {chunk} tokens, V_conv {v_conv:,.0f} tokens/s")
+    lines.append(f"start-up {profile.start_up:.1f} s")
     return lines
 
 

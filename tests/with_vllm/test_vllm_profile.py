@@ -1,4 +1,4 @@
-"""``headway calibrate`` of a vLLM that plans its own passes: measured, and predicted."""
+"""``headway profile`` of a vLLM that plans its own passes: measured, and predicted."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from planning.calibrate.calibration import Calibration
-from planning.calibrate.cases import chosen
-from planning.calibrate.figures import TARGETS
-from planning.calibrate.live import LiveEngine, LiveModel
-from planning.calibrate.loads import Part
-from planning.calibrate.matrix import Matrix, learn
+from planning.profile.calibration import Calibration
+from planning.profile.cases import chosen
+from planning.profile.figures import TARGETS
+from planning.profile.live import LiveEngine, LiveModel
+from planning.profile.loads import Part
+from planning.profile.matrix import Matrix, learn
 from tests.fakes.local_cluster import MODEL
 
 pytest.importorskip("vllm", reason="vLLM is not installed in this environment: make test-vllm")

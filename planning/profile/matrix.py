@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headway.cost.profile import Profile
 from headway.errors import Code, HeadwayError
 from headway.workload.traces import TraceRow
-from planning.calibrate.calibration import Calibration
-from planning.calibrate.cases import KINDS, TOPOLOGIES, HeldOutCase
-from planning.calibrate.check import CaseReport, examine, has_moved
-from planning.calibrate.live import (
+from planning.profile.calibration import Calibration
+from planning.profile.cases import KINDS, TOPOLOGIES, HeldOutCase
+from planning.profile.check import CaseReport, examine, has_moved
+from planning.profile.live import (
     PASSES,
     SPANS,
     LiveDeployment,
@@ -27,7 +26,7 @@ from planning.calibrate.live import (
     note_asked,
     run_live,
 )
-from planning.calibrate.loads import (
+from planning.profile.loads import (
     SPREAD,
     TOGETHER,
     Mix,
@@ -37,10 +36,10 @@ from planning.calibrate.loads import (
     one_by_one,
     poisson,
 )
-from planning.calibrate.model import read_records, slower
-from planning.calibrate.predict import limits
-from planning.calibrate.sharing import LiveRun, level, measure_sharing, measure_wait
-from planning.calibrate.spans import Span, measure_hops, spans_of
+from planning.profile.model import read_records, slower
+from planning.profile.predict import limits
+from planning.profile.sharing import LiveRun, level, measure_sharing, measure_wait
+from planning.profile.spans import Span, measure_hops, spans_of
 from results.output import num_cores
 from services.local.options import WorkerCounts
 from services.runtime.span_record import read_spans
@@ -71,7 +70,7 @@ def learn(
     served: LiveModel,
     folder: Path,
     seed: int,
-    given: Profile | None = None,
+    name: str = "measured",
     say: Say = lambda line: None,
     *,
     parts: Sequence[Part] = SPREAD,
@@ -102,11 +101,10 @@ def learn(
         beside = _run(LiveDeployment(served, _PLAIN, each), rows, kept_in, spans=True)
         together.append((beside, spans_of(read_spans(kept_in / SPANS), beside.load.sent)))
     measured = measure_hops(read_spans(folder / "lone" / SPANS), lone.load.sent, num_cores())
-    calibration = Calibration.of(run.records, measured, "calibrated", given, served.engine)
+    calibration = Calibration.of(run.records, measured, name, served, run.load.start_up)
     loads = [run, *(each for each, _ in together)]
     alone, hops = measure_sharing([lone, *loads], calibration.profile.pass_time, calibration.hops)
-    if given is None:
-        calibration = replace(calibration, profile=slower(calibration.profile, alone))
+    calibration = replace(calibration, profile=slower(calibration.profile, alone))
     hops = measure_wait(together, hops)
     levels = [level(each, calibration.profile.pass_time, hops) for each in loads]
     return Learnt(replace(calibration, hops=hops), levels)
@@ -166,7 +164,7 @@ def _run(
     note_asked(deployment, rows, folder)
     load = kept(folder)
     if load is None:
-        (load,) = asyncio.run(run_live(deployment, [rows], folder, spans=spans))
+        load = asyncio.run(run_live(deployment, rows, folder, spans=spans))
         keep(load, folder)
     records = read_records(folder / PASSES)
     return LiveRun(load, [each.since(load.began_at) for each in records])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +19,8 @@ from bench.serve.plan import Options, make_plan
 from bench.serve.replay import Replay, ReplayedRequest
 from headway.errors import Code, HeadwayError
 from headway.workload.traces import TraceRow
-from planning.calibrate.figures import Load, Seen
-from planning.calibrate.loads import poisson
+from planning.profile.figures import Load, Seen
+from planning.profile.loads import poisson
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
 from services.local.store import free_port
 from services.worker.engines import MOVES_NO_KV
@@ -53,11 +55,19 @@ TORCH = LiveEngine()
 
 
 class LiveModel(NamedTuple):
-    """A model, where it is computed, and by which engine."""
+    """A model, where it is computed, by which engine, and by how many threads of a worker."""
 
     model: str
     device: str = "cpu"
     engine: LiveEngine = TORCH
+    num_threads: int = 1
+
+    @property
+    def where(self) -> str:
+        """The device in words, for a profile."""
+        if self.device != "cpu":
+            return self.device
+        return f"CPU, threads a worker: {self.num_threads}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +83,14 @@ class LiveLoad:
     """A load as its clients saw it, and how many requests moved meanwhile.
 
     ``began_at``: by the host's ``time.perf_counter``, like the instants of recorded passes.
+    ``start_up``: seconds until the cluster served.
     """
 
     seen: Load
     sent: Sequence[Sent | None]
     num_moves: int
     began_at: float
+    start_up: float = 0.0
 
     @property
     def epoch(self) -> float:
@@ -99,7 +111,7 @@ class LiveLoad:
 class LiveDeployment:
     """A live run's model, preset and workers.
 
-    Each computes on one thread, so that one profile holds for all of them.
+    Each computes on as many threads, so that one profile holds for all of them.
     """
 
     served: LiveModel
@@ -110,7 +122,8 @@ class LiveDeployment:
         """Return a cluster's options; its passes, and spans if wanted, are recorded in a folder."""
         first_port = free_port(2 + _MOST_PROCESSES)
         recorded = ("--record-spans", str(folder / SPANS)) if spans else ()
-        passes = ("--num-threads", "1", "--record-passes", str(folder / PASSES))
+        threads = ("--num-threads", str(self.served.num_threads))
+        passes = (*threads, "--record-passes", str(folder / PASSES))
         return ClusterOptions(
             model=self.served.model,
             policies=PolicyOptions(self.preset),
@@ -129,16 +142,9 @@ class LiveDeployment:
 
 
 async def run_live(
-    deployment: LiveDeployment,
-    loads: Sequence[Sequence[TraceRow]],
-    folder: Path,
-    *,
-    spans: bool = False,
-) -> list[LiveLoad]:
-    """Start a cluster, ask it the loads one after another, and stop it.
-
-    Records lie in the folder afterwards.
-    """
+    deployment: LiveDeployment, rows: Sequence[TraceRow], folder: Path, *, spans: bool = False
+) -> LiveLoad:
+    """Start a cluster, ask it the load, and stop it; records lie in the folder afterwards."""
     options = deployment.options(folder, spans=spans)
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -146,17 +152,15 @@ async def run_live(
     from services.local.refusals import refuse_wrong_options
 
     refuse_wrong_options(options, logs)
+    ordered_at = time.perf_counter()
     async with LocalCluster(options, logs) as cluster:
+        start_up = time.perf_counter() - ordered_at
         scheduler = f"http://{options.host}:{options.metrics_port + 1}"
         ask = partial(_ask, cluster.url, options.served_name, folder / "requests.jsonl")
         await ask(poisson(4.0, _NUM_WARM, 0), 0)
-        measured, moved = [], 0.0
-        for number, rows in enumerate(loads, start=1):
-            requests, began_at = await ask(rows, number)
-            moves = await counted(scheduler, "headway_scheduler_moves_total")
-            measured.append(_live_load(requests, began_at, int(moves - moved)))
-            moved = moves
-        return measured
+        requests, began_at = await ask(rows, 1)
+        moves = await counted(scheduler, "headway_scheduler_moves_total")
+    return replace(_live_load(requests, began_at, int(moves)), start_up=start_up)
 
 
 async def _ask(
@@ -209,6 +213,7 @@ def note_asked(deployment: LiveDeployment, rows: Sequence[TraceRow], folder: Pat
         "model": served.model,
         "device": served.device,
         "engine": list(served.engine),
+        "threads": served.num_threads,
         "preset": deployment.preset,
         "workers": {r: n for r, n in topology.by_role().items() if n or r != "convertible"},
         "requests": [[round(r.arrival_at, 6), r.prompt_tokens, r.output_tokens] for r in rows],
@@ -227,6 +232,17 @@ def note_asked(deployment: LiveDeployment, rows: Sequence[TraceRow], folder: Pat
     path.write_text(text, encoding="utf-8")
 
 
+@contextmanager
+def runs_folder(kept: Path | None) -> Iterator[Path]:
+    """Yield a folder for runs: the one that is to be kept, or one for now."""
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        yield kept
+        return
+    with tempfile.TemporaryDirectory(prefix="headway-profile-") as folder:
+        yield Path(folder)
+
+
 def keep(load: LiveLoad, folder: Path) -> None:
     """Write a load beside its records: ``kept`` reads it back."""
     text = json.dumps(asdict(load))
@@ -241,4 +257,4 @@ def kept(folder: Path) -> LiveLoad | None:
     fields = json.loads(path.read_text("utf-8"))
     seen = [None if each is None else Seen(**each) for each in fields["seen"]]
     sent = [None if each is None else Sent(**each) for each in fields["sent"]]
-    return LiveLoad(seen, sent, fields["num_moves"], fields["began_at"])
+    return LiveLoad(seen, sent, fields["num_moves"], fields["began_at"], fields["start_up"])

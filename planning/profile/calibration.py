@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headway.cost.fit import Fit, MeasuredPass, judge
+from headway.cost.fit import Fit, MeasuredPass
 from headway.cost.pass_time import Share
 from headway.cost.profile import Profile, load_profile, save_profile
 from headway.errors import Code, HeadwayError
@@ -19,9 +19,9 @@ from headway.sim.hop_costs import HopCosts
 from headway.sim.hops import hops_text, load_hops
 from headway.sim.network import NetworkParams
 from headway.sim.pace import MeasuredPace
-from planning.calibrate.live import TORCH, LiveEngine
-from planning.calibrate.model import WorkerRecord, fit_profile, measured_pace
-from planning.calibrate.spans import MeasuredHops
+from planning.profile.live import TORCH, LiveEngine, LiveModel
+from planning.profile.model import WorkerRecord, fit_profile, measured_pace
+from planning.profile.spans import MeasuredHops
 
 _DIGITS = 8  # of a pass's seconds
 
@@ -39,9 +39,8 @@ class Fitted:
     def share_outside(self, passes: Sequence[MeasuredPass]) -> float:
         """Return the share of passes that are larger in some term than any that was fitted."""
         outside = sum(
-            any(value > most for value, most in zip(share, self.most, strict=True))
+            any(value > most for value, most in zip(each.share, self.most, strict=True))
             for each in passes
-            for share in each.shares
         )
         return outside / max(1, len(passes))
 
@@ -67,15 +66,16 @@ class Calibration:
         records: Sequence[WorkerRecord],
         measured: MeasuredHops,
         name: str,
-        given: Profile | None = None,
-        engine: LiveEngine = TORCH,
+        served: LiveModel,
+        start_up: float,
     ) -> Calibration:
-        """Fit the records of a learning load, or judge a given profile by them."""
+        """Fit the records of a learning load; ``start_up``: seconds until it was served."""
         passes = [each for record in records for each in record.passes]
-        if given is None:
-            profile, fit = fit_profile(records, name, link_bytes_per_s=measured.link_bytes_per_s)
-        else:
-            profile, fit = given, judge(given.pass_time, passes)
+        profile, fit = fit_profile(records, name, served.where)
+        profile = replace(profile, start_up=start_up)
+        if link := measured.link_bytes_per_s:
+            velocity = link / profile.kv_bytes_per_token
+            profile = replace(profile, link_bytes_per_s=link, network_tokens_per_s=velocity)
         return cls(
             profile,
             measured.hops,
@@ -83,7 +83,7 @@ class Calibration:
             records[0].worker["max_model_len"],
             _fitted(fit, passes),
             measured_pace(records, profile),
-            engine,
+            served.engine,
         )
 
     def network(self) -> NetworkParams:
@@ -132,7 +132,7 @@ class Calibration:
             engine = LiveEngine(*rest.get("engine", TORCH))
         except (OSError, ValueError, LookupError, TypeError) as error:
             message = (
-                f"{_passes_file(path)} cannot be read ({error}): `headway calibrate fit --out "
+                f"{_passes_file(path)} cannot be read ({error}): `headway profile run --out "
                 f"{path}` writes it beside the profile"
             )
             raise HeadwayError(Code.FAILED_PRECONDITION, message, param="profile") from error
@@ -148,6 +148,6 @@ def _passes_file(path: Path) -> Path:
 
 
 def _fitted(fit: Fit, passes: Sequence[MeasuredPass]) -> Fitted:
-    shares = [share for each in passes for share in each.shares]
+    shares = [each.share for each in passes]
     most = Share(*(max(values) for values in zip(*shares, strict=True)))
     return Fitted(fit.num_passes, fit.median_error, fit.p95_error, fit.standard_errors, most)

@@ -13,10 +13,10 @@ from headway.sim.planning import HEADWAY, NATIVE
 from headway.sim.records import Record
 from headway.sim.worker import InstanceSpec
 from headway.workload.traces import TraceRow
-from planning.calibrate.calibration import Calibration
-from planning.calibrate.figures import LatencyLimits, Load, Seen
-from planning.calibrate.loads import one_by_one, simulated
-from planning.calibrate.model import slower
+from planning.profile.calibration import Calibration
+from planning.profile.figures import LatencyLimits, Load, Seen
+from planning.profile.loads import one_by_one, simulated
+from planning.profile.model import slower
 from services.local.options import WorkerCounts
 
 NUM_REPLAYS = 2

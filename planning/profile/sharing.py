@@ -11,9 +11,9 @@ import numpy as np
 
 from headway.cost.pass_time import PassTime
 from headway.sim.hop_costs import REQUEST_WINDOW, Beside, HopCosts
-from planning.calibrate.live import LiveLoad
-from planning.calibrate.model import WorkerRecord
-from planning.calibrate.spans import Span
+from planning.profile.live import LiveLoad
+from planning.profile.model import WorkerRecord
+from planning.profile.spans import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ def shared_passes(run: LiveRun, pass_time: PassTime) -> Iterator[SharedPass]:
             num_came = bisect_right(came_at, began_at)
             num_came -= bisect_right(came_at, began_at - REQUEST_WINDOW)
             beside = Beside(
-                any(share.prefill_tokens for share in measured.shares),
+                measured.share.prefill_tokens > 0,
                 sum(other is record or other.is_busy_at(middle) for other in run.records),
                 num_came / REQUEST_WINDOW,
             )
-            yield SharedPass(pass_time.lock_step(measured.shares), measured.seconds, beside)
+            yield SharedPass(pass_time.seconds(*measured.share), measured.seconds, beside)
 
 
 def measure_sharing(

@@ -8,11 +8,11 @@ from itertools import combinations
 from statistics import median
 
 from headway.workload.traces import TraceRow
-from planning.calibrate.calibration import Calibration
-from planning.calibrate.cases import TOPOLOGIES, HeldOutCase
-from planning.calibrate.figures import TARGETS, LatencyLimits, errors, intervals
-from planning.calibrate.predict import Prediction, predict
-from planning.calibrate.sharing import LiveRun, level
+from planning.profile.calibration import Calibration
+from planning.profile.cases import TOPOLOGIES, HeldOutCase
+from planning.profile.figures import TARGETS, LatencyLimits, errors, intervals
+from planning.profile.predict import Prediction, predict
+from planning.profile.sharing import LiveRun, level
 
 MOST_MOVED = 0.10
 """The share by which the level may have moved: beyond it, a run compares nothing."""

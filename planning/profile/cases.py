@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from headway.errors import invalid
 from headway.workload.arrivals import Bursts
 from headway.workload.traces import TraceRow
-from planning.calibrate.live import TORCH, LiveEngine
-from planning.calibrate.loads import CHATS, LONG_OUTPUTS, LONG_PROMPTS, SIX_FOLD, Mix, Part, drawn
+from planning.profile.live import TORCH, LiveEngine
+from planning.profile.loads import CHATS, LONG_OUTPUTS, LONG_PROMPTS, SIX_FOLD, Mix, Part, drawn
 from services.local.options import WorkerCounts
 
 PRESETS = ("vllm-like", "headway")

@@ -1,4 +1,4 @@
-"""A profile against a machine whose costs are known: which learning load errs less?"""
+"""A profile against a machine whose costs are known: what a learning load tells of it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from headway.cost.fit import Fit
 from headway.cost.pass_time import PassTime
 from headway.workload.traces import TraceRow
-from planning.calibrate.figures import errors
-from planning.calibrate.live import LiveLoad
-from planning.calibrate.loads import LONG_PROMPTS, SPREAD, Part, drawn, one_by_one
-from planning.calibrate.model import fit_profile, slower
-from planning.calibrate.predict import predict
-from planning.calibrate.sharing import LiveRun, level
+from planning.profile.figures import errors
+from planning.profile.live import LiveLoad
+from planning.profile.loads import LONG_PROMPTS, SPREAD, Part, drawn, one_by_one
+from planning.profile.model import fit_profile, slower
+from planning.profile.predict import predict
+from planning.profile.sharing import LiveRun, level
 from services.local.options import WorkerCounts
 from tests.fakes.true_machine import HOPS, TRUTH, asked, calibration
 
@@ -37,7 +37,7 @@ def learnt(patch: pytest.MonkeyPatch) -> Mapping[str, Fit]:
     """What is fitted to lone requests, then a load of a single rate or one spread over a design."""
     alone = asked(one_by_one(0.5, 20, 0), patch, 0)[1]
     return {
-        name: fit_profile([alone, asked(drawn(parts, 0), patch, 1)[1]], name)[1]
+        name: fit_profile([alone, asked(drawn(parts, 0), patch, 1)[1]], name, "here")[1]
         for name, parts in (("single", SINGLE_RATE), ("spread", SPREAD))
     }
 
@@ -51,14 +51,11 @@ def missed(pass_time: PassTime, rows: Sequence[TraceRow], patch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", HELD_OUT)
-def test_a_learning_load_spread_over_a_design_errs_much_less_on_other_loads(
+def test_a_learning_load_spread_over_a_design_predicts_loads_that_it_has_not_seen(
     name: str, learnt: Mapping[str, Fit], patch: pytest.MonkeyPatch
 ) -> None:
-    assert sum(p.count for p in SPREAD) == sum(p.count for p in SINGLE_RATE)
     rows = drawn(HELD_OUT[name], 5)
-    far, near = (missed(learnt[each].pass_time, rows, patch) for each in ("single", "spread"))
-    assert near < 0.6 * far
-    assert near < 0.12
+    assert missed(learnt["spread"].pass_time, rows, patch) < 0.05
 
 
 def test_standard_errors_hold_the_truth_and_shrink_with_the_spread(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from headway.errors import Code, HeadwayError
 from headway.sim.hop_costs import HopCosts
-from planning.calibrate.live import Sent
+from planning.profile.live import Sent
 from services.runtime.span_record import Heard
 
 _HOPS = ("gateway", "submit", "dispatch", "token", "report")

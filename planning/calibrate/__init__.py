@@ -1,1 +1,0 @@
-"""``headway calibrate``: a live run and its simulation, side by side."""
