@@ -14,6 +14,7 @@ _CONTROL_TESTS = "tests/services/worker/test_control.py"
 _DECODE_TESTS = "tests/core/scheduler/test_scheduler_decode.py"
 _FAILURES_TESTS = "tests/core/scheduler/test_scheduler_failures.py"
 _FAIR_CHUNK_TESTS = "tests/core/worker/test_worker_fair_chunk.py"
+_GATEWAY_SCENARIOS = "tests/scenarios/test_gateway_scenarios.py"
 _GATEWAY_TESTS = "tests/core/gateway/test_gateway.py"
 _HOST_PREFIXES_TESTS = "tests/core/worker/test_worker_host_prefixes.py"
 _MIGRATION_TESTS = "tests/core/worker/test_worker_migration.py"
@@ -26,7 +27,6 @@ _QUOTAS_TESTS = "tests/core/gateway/test_gateway_quotas.py"
 _ROUNDS_TESTS = "tests/core/worker/test_worker_rounds.py"
 _SCHEDULER_TESTS = "tests/core/scheduler/test_scheduler.py"
 _SHARES_TESTS = "tests/core/gateway/test_gateway_shares.py"
-_SOURCES_TESTS = "tests/core/gateway/test_gateway_sources.py"
 _TAKEOVER_TESTS = "tests/core/scheduler/test_scheduler_takeover.py"
 _TIER_PROPERTIES_TESTS = "tests/properties/test_tier_properties.py"
 _TOKENSCALE_SCALING_TESTS = "tests/papers/test_tokenscale_scaling.py"
@@ -38,35 +38,35 @@ CORES = (
         f"{_GATEWAY}order.py",
         "elif (first != num_known or state.early) and _differs(state, first, delivery):",
         "elif False:",
-        (_SOURCES_TESTS, _ATTEMPTS_TESTS, _GATEWAY_TESTS),
+        (_GATEWAY_SCENARIOS, _ATTEMPTS_TESTS, _GATEWAY_TESTS),
     ),
     Mutation(
         "tokens are taken from any worker",
         f"{_GATEWAY}order.py",
         "if worker_id in state.sources:",
         "if True:",
-        (_SOURCES_TESTS,),
+        (_GATEWAY_SCENARIOS,),
     ),
     Mutation(
         "an end is repeated wrongly",
         f"{_GATEWAY}order.py",
         "elif index == num_known - 1 and reason in _ENDS:  # only the end was new",
         "elif reason in _ENDS:",
-        (_SOURCES_TESTS,),
+        (_GATEWAY_SCENARIOS,),
     ),
     Mutation(
         "a gap is filled by a former worker's end",
         f"{_GATEWAY}order.py",
         "if missing is None or missing.before or missing.finish_reason is not None:",
         "if missing is None or missing.before:",
-        (_SOURCES_TESTS,),
+        (_GATEWAY_SCENARIOS,),
     ),
     Mutation(
         "more tokens than were asked for",
         f"{_GATEWAY}order.py",
         "if index >= state.request.sampling.max_tokens:",
         "if False:",
-        (_SOURCES_TESTS,),
+        ("tests/core/gateway/test_gateway_sources.py",),
     ),
     Mutation(
         "a death is counted twice",
@@ -87,14 +87,14 @@ CORES = (
         f"{_GATEWAY}order.py",
         "elif state is not None and worker_id not in state.former:",
         "elif False:",
-        (_SOURCES_TESTS,),
+        (_GATEWAY_SCENARIOS,),
     ),
     Mutation(
         "a token ahead of its turn is dropped",
         f"{_GATEWAY}order.py",
         "if index > num_known:  # its predecessor may come over another worker's stream",
         "if False:",
-        (_SOURCES_TESTS, _GATEWAY_TESTS),
+        (_GATEWAY_SCENARIOS, _GATEWAY_TESTS),
     ),
     Mutation(
         "a key saves up more than a minute's tokens",
@@ -150,7 +150,7 @@ CORES = (
         f"{_GATEWAY}admission.py",
         "if num_prompt + max_tokens > limit:",
         "if num_prompt > limit:",
-        (_GATEWAY_TESTS,),
+        (_GATEWAY_SCENARIOS,),
     ),
     Mutation(
         "a class is had by asking",

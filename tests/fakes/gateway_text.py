@@ -146,7 +146,8 @@ def show(action: GatewayAction) -> list[str]:
             return [f"{worker_id} <- cancel {_said(stream_ids)}"]
         case Fail(request_id, error):
             hint = f" (retry after {error.retry_after:g} s)" if error.retry_after else ""
-            return [f"{request_id} fails, {error.code.value}: {error.message}{hint}"]
+            param = f" ({error.param})" if error.param else ""
+            return [f"{request_id} fails, {error.code.value}{param}: {error.message}{hint}"]
         case Deliver():
             pauses = [f"a pause of {p.seconds:g} s, {p.num_tokens:g} tokens" for p in action.pauses]
             streams = groupby(action.deliveries, key=lambda one: one.request_id)

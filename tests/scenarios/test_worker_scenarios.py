@@ -182,9 +182,9 @@ def show(action: WorkerAction) -> str:
 def show_answer(action: WorkerAction) -> str:
     if isinstance(action, HandoffResult):
         outcome = "has it" if action.ok else "does not have it"
-        return (
-            f"{action.target_worker_id} {outcome}: {action.key.stream_id} {action.message}".strip()
-        )
+        again = ", try again" if action.retriable and not action.ok else ""
+        who = f"{action.target_worker_id} {outcome}{again}: {action.key.stream_id}"
+        return f"{who} {action.message}".strip()
     if isinstance(action, HandedBack):
         return f"hand back {', '.join(str(k.stream_id) for k in action.keys) or 'nothing'}"
     if isinstance(action, Snapshot):

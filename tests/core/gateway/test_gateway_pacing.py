@@ -69,13 +69,6 @@ def test_a_burst_of_answering_tokens_is_released_at_the_readers_pace() -> None:
     assert core.pacers.num_in_hand == 0
 
 
-def test_reasoning_passes_at_once_and_the_answer_begins_behind_the_marker() -> None:
-    core = GatewayCore("g", "g:1", SETTINGS)
-    request = opened(core, reasons=True)
-    assert seen(core.handle(batch(request, 0, [1, 2, END, 4, 5]), now=1.0)) == [1, 2, END, 4]
-    assert seen(core.wake(now=1.1001)) == [5]
-
-
 def test_a_marker_of_several_tokens_is_found_across_passes() -> None:
     core = GatewayCore("g", "g:1", replace(SETTINGS, end_of_reasoning=(7, 8)))
     request = opened(core, reasons=True)
@@ -96,38 +89,6 @@ def test_thoughts_that_begin_are_not_paced() -> None:
     request = opened(core, reasons=True)
     tokens = [1, 8, *[2] * 10]
     assert seen(core.handle(batch(request, 0, tokens), now=1.0)) == tokens
-
-
-def test_the_end_of_a_stream_brings_all_that_is_in_hand() -> None:
-    core = GatewayCore("g", "g:1", SETTINGS)
-    request = opened(core)
-    actions = core.handle(batch(request, 0, [1, 2, 3], FinishReason.STOP), now=1.0)
-    assert seen(actions) == [1, 2, 3]
-    assert core.pacers.num_in_hand == 0
-    assert core.num_open == 0
-
-
-def test_a_late_token_goes_at_once_and_due_times_never_shift() -> None:
-    core = GatewayCore("g", "g:1", SETTINGS)
-    request = opened(core)
-    core.handle(batch(request, 0, [1]), now=1.0)
-    assert seen(core.handle(batch(request, 1, [2, 3, 4, 5]), now=1.25)) == [2, 3]
-    assert core.next_wakeup == pytest.approx(1.3)
-
-
-def test_who_wants_no_pacing_gets_every_token_at_once() -> None:
-    core = GatewayCore("g", "g:1", SETTINGS)
-    request = opened(core, is_read=False)
-    assert seen(core.handle(batch(request, 0, [1, 2, 3]), now=1.0)) == [1, 2, 3]
-
-
-def test_what_is_in_hand_comes_before_a_failure() -> None:
-    core = GatewayCore("g", "g:1", SETTINGS)
-    request = opened(core)
-    core.handle(batch(request, 0, [1, 2, 3]), now=59.99)
-    actions = core.wake(now=60.0)
-    assert seen(actions) == [2, 3]
-    assert isinstance(actions[-1], Fail)
 
 
 def test_a_client_that_leaves_leaves_nothing_in_hand() -> None:
