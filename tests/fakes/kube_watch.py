@@ -1,13 +1,14 @@
 """An API server of Kubernetes in this process: it lists and watches, and forgets old versions.
 
 Leases and EndpointSlices are read and written; a write of an older version is a conflict. What the
-Role of deploy/picker does not allow is refused.
+Role of deploy/picker does not allow is refused. Deployments have a scale, and no more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from copy import deepcopy
@@ -15,22 +16,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 
-from tests.fakes.api_server import TOKEN, write_kubeconfig
 from tests.fakes.picker_manifests import one
 
+TOKEN = "the-service-account"
 PODS = "/api/v1/namespaces/serving/pods"
 POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/serving/inferencepools"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/serving/leases"
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/serving/endpointslices"
+DEPLOYMENTS = "/apis/apps/v1/namespaces/serving/deployments/"
 
 
 class KubeApi:
-    """Objects by path and name; ``num_lists``: how often each path was listed."""
+    """Objects by path and name; ``num_lists``: how often each path was listed.
+
+    ``replicas``: of deployments; ``patches``: of their scales, with the kind of each patch.
+    """
 
     def __init__(self) -> None:
         self.url = ""
+        self.replicas: dict[str, int] = {}
+        self.patches: list[tuple[str, str, Any]] = []
         self.num_lists = dict.fromkeys((PODS, POOLS), 0)
         self.refuses = False
         self._version = 0
@@ -80,6 +88,8 @@ class KubeApi:
         if self.refuses:
             return _status(503, "ServiceUnavailable")
         path, _, name = request.path.rpartition("/")
+        if path.startswith(DEPLOYMENTS) and name == "scale":
+            return await self._scale(request, path.removeprefix(DEPLOYMENTS))
         if not _is_allowed(request):
             return _status(403, "Forbidden")
         if path in (LEASES, SLICES) or request.path in (LEASES, SLICES):
@@ -115,6 +125,26 @@ class KubeApi:
             assert request.content_type == "application/merge-patch+json"
             await self.put(path, {**found, **body})
         return web.json_response(self.find(path, name))
+
+    async def _scale(self, request: web.Request, name: str) -> web.Response:
+        if name not in self.replicas:
+            return _status(404, "NotFound")
+        if request.method == "PATCH":
+            kinds = ("merge-patch", "strategic-merge-patch")
+            if request.content_type not in [f"application/{kind}+json" for kind in kinds]:
+                return _status(415, "UnsupportedMediaType")
+            patch = await request.json()
+            self.patches.append((name, request.content_type, patch))
+            self.replicas[name] = patch["spec"]["replicas"]
+        count = self.replicas[name]
+        scale = {
+            "kind": "Scale",
+            "apiVersion": "autoscaling/v1",
+            "metadata": {"name": name, "namespace": "serving", "resourceVersion": "1"},
+            "spec": {"replicas": count} if count else {},  # the real one leaves a 0 out, too
+            "status": {"replicas": count, "selector": f"app={name}"},
+        }
+        return web.json_response(scale)
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         reply = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -189,15 +219,18 @@ def _status(code: int, reason: str) -> web.Response:
 
 
 @asynccontextmanager
-async def kube_api() -> AsyncIterator[KubeApi]:
-    """Serve one on a port of this machine."""
-    api = KubeApi()
+async def kube_api(certificates: Mapping[str, Path] | None = None) -> AsyncIterator[KubeApi]:
+    """Serve one on a port of this machine, with TLS where there are certificates."""
+    api, context = KubeApi(), None
+    if certificates is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificates["tls_cert"], certificates["tls_key"])
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", api.serve)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    api.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    api.url = f"{'https' if context else 'http'}://127.0.0.1:{runner.addresses[0][1]}"
     try:
         yield api
     finally:
@@ -209,12 +242,30 @@ async def kube_api() -> AsyncIterator[KubeApi]:
 async def serving_api(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeApi]:
     """Serve one that this process's kubeconfig names."""
     async with kube_api() as api:
-        config = folder / "config"
-        write_kubeconfig(config, api.url, "serving")
-        place = "kubernetes_asyncio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
-        monkeypatch.setattr(place, str(config))
-        monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+        look_in(write_kubeconfig(folder, api.url), monkeypatch)
         yield api
+
+
+def look_in(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process, which is in no cluster, look for its kubeconfig there."""
+    place = "kubernetes_asyncio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
+    monkeypatch.setattr(place, str(config))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+
+def write_kubeconfig(folder: Path, url: str) -> Path:
+    """Write one for a server, and return its path."""
+    context = {"cluster": "c", "user": "u", "namespace": "serving"}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {"token": TOKEN}}],
+        "contexts": [{"name": "x", "context": context}],
+        "current-context": "x",
+    }
+    (folder / "config").write_text(yaml.safe_dump(config))
+    return folder / "config"
 
 
 def pool(port: int = 8000, labels: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -11,25 +11,24 @@ import pytest
 from headway.errors import HeadwayError
 from services.autoscaler.actuators.kubernetes import KubernetesActuator
 from services.runtime import kubernetes
-from tests.fakes.api_server import TOKEN, ApiServer, api_server, write_kubeconfig
 from tests.fakes.certificates import make_certificates
+from tests.fakes.kube_watch import (
+    TOKEN,
+    KubeApi,
+    kube_api,
+    look_in,
+    serving_api,
+    write_kubeconfig,
+)
 
 DEPLOYMENTS = {"prefill": "headway-prefill", "decode": "headway-decode"}
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
-    with api_server("serving", {"headway-prefill": 2, "headway-decode": 0}) as found:
-        config = tmp_path / "config"
-        write_kubeconfig(config, found.url, "serving")
-        _look_in(config, monkeypatch)
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeApi]:
+    async with serving_api(tmp_path, monkeypatch) as found:
+        found.replicas = {"headway-prefill": 2, "headway-decode": 0}
         yield found
-
-
-def _look_in(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = "kubernetes_asyncio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
-    monkeypatch.setattr(place, str(config))
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
 
 @asynccontextmanager
@@ -43,7 +42,7 @@ async def actuator(
         await made.close()
 
 
-async def test_the_scale_subresource_is_read_and_patched(server: ApiServer) -> None:
+async def test_the_scale_subresource_is_read_and_patched(server: KubeApi) -> None:
     async with actuator(DEPLOYMENTS) as made:
         assert await made.ordered() == {"prefill": 2, "decode": 0}
         await made.scale("decode", 3)
@@ -63,7 +62,8 @@ async def test_inside_a_cluster_it_is_the_pods_own_account(
     monkeypatch.setattr(found + "TOKEN_FILENAME", str(tmp_path / "token"))
     monkeypatch.setattr(found + "CERT_FILENAME", str(certificates["tls_ca"]))
     monkeypatch.setattr(kubernetes, "_NAMESPACE_FILE", tmp_path / "namespace")
-    with api_server("serving", {"headway-decode": 1}, certificates) as server:
+    async with kube_api(certificates) as server:
+        server.replicas = {"headway-decode": 1}
         host, port = server.url.removeprefix("https://").split(":")
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
@@ -72,12 +72,12 @@ async def test_inside_a_cluster_it_is_the_pods_own_account(
             assert await made.ordered() == {"decode": 4}
 
 
-async def test_a_deployment_that_is_not_there_is_no_role_of_its_own(server: ApiServer) -> None:
+async def test_a_deployment_that_is_not_there_is_no_role_of_its_own(server: KubeApi) -> None:
     async with actuator({**DEPLOYMENTS, "convertible": "headway-convertible"}) as made:
         assert "convertible" not in await made.ordered()
 
 
-async def test_a_refusal_is_told_with_its_reason(server: ApiServer) -> None:
+async def test_a_refusal_is_told_with_its_reason(server: KubeApi) -> None:
     async with actuator(DEPLOYMENTS, "elsewhere") as made:
         with pytest.raises(HeadwayError, match="403 Forbidden"):
             await made.scale("decode", 3)
@@ -86,8 +86,7 @@ async def test_a_refusal_is_told_with_its_reason(server: ApiServer) -> None:
 async def test_a_server_that_is_not_there_is_no_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_kubeconfig(tmp_path / "config", "http://127.0.0.1:1", "serving")
-    _look_in(tmp_path / "config", monkeypatch)
+    look_in(write_kubeconfig(tmp_path, "http://127.0.0.1:1"), monkeypatch)
     async with actuator(DEPLOYMENTS) as made:
         with pytest.raises(HeadwayError, match="does not answer"):
             await made.ordered()
@@ -96,7 +95,7 @@ async def test_a_server_that_is_not_there_is_no_crash(
 async def test_without_a_cluster_and_a_kubeconfig_the_way_out_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _look_in(tmp_path / "nothing", monkeypatch)
+    look_in(tmp_path / "nothing", monkeypatch)
     async with actuator(DEPLOYMENTS) as made:
         with pytest.raises(HeadwayError, match="neither inside a cluster nor a kubeconfig"):
             await made.ordered()
