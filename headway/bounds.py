@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, field, fields
+from functools import cache
 from math import inf
 from typing import Any
 
 from headway.errors import invalid, require_between, require_over
+
+_Check = Callable[[str, Any], None]
 
 
 def between(low: float, high: float, *, default: Any = MISSING, name: str = "") -> Any:
@@ -45,7 +48,7 @@ def one_of(*known: str, default: Any = MISSING, name: str = "") -> Any:
     return _field(check, default, name)
 
 
-def _field(check: Callable[[str, Any], None], default: Any, name: str) -> Any:
+def _field(check: _Check, default: Any, name: str) -> Any:
     return field(default=default, metadata={"check": check, "name": name})
 
 
@@ -55,7 +58,14 @@ class Bounded:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for each in fields(self):  # type: ignore[arg-type]  # whoever derives from it is a dataclass
-            value = getattr(self, each.name)
-            if value is not None and "check" in each.metadata:
-                each.metadata["check"](each.metadata["name"] or each.name, value)
+        for name, check, said in _checks(type(self)):  # type: ignore[arg-type]  # it is hashable
+            value = getattr(self, name)
+            if value is not None:
+                check(said, value)
+
+
+@cache
+def _checks(kind: Any) -> Sequence[tuple[str, _Check, str]]:
+    """Return the bounded fields of a dataclass: each one's check, and what a refusal calls it."""
+    bounded = [(each.name, each.metadata) for each in fields(kind) if "check" in each.metadata]
+    return [(name, said["check"], said["name"] or name) for name, said in bounded]

@@ -18,6 +18,7 @@ from proof.vopr.cluster import ShellCluster, end_all
 from proof.vopr.faults import plan
 from proof.vopr.invariants import remembered_requests
 from proof.vopr.loop import TimeStandsStill, VirtualLoop
+from proof.vopr.processes import files_read_once
 from proof.vopr.scenario import Asking, SeedScenario
 from proof.vopr.watch import watched
 from proof.vopr.world import BrokenPromise, ShellWorld
@@ -57,22 +58,28 @@ def run(scenario: SeedScenario, log: list[str] | None = None, live: Live | None 
 
     ``live``: what to do with the cluster instead of what the scenario plans.
     """
-    loop = VirtualLoop()
     # What frees an unreachable generator runs its last lines: not at a moment of the collector's.
     was_enabled = gc.isenabled()
     gc.disable()
     gc.freeze()  # the collection at the end looks at this history's objects alone
     try:
+        return _on_its_loop(scenario, log, live or _live)
+    finally:
+        gc.collect()  # nothing names the loop any more, by which a history holds together
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+def _on_its_loop(scenario: SeedScenario, log: list[str] | None, live: Live) -> History:
+    loop = VirtualLoop()
+    try:
         asyncio.set_event_loop(loop)
-        return loop.run_until_complete(_history(scenario, loop, log, live or _live))
+        return loop.run_until_complete(_history(scenario, loop, log, live))
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
         asyncio.set_event_loop(None)
-        gc.collect()
-        gc.unfreeze()
-        if was_enabled:
-            gc.enable()
 
 
 async def _history(
@@ -81,7 +88,7 @@ async def _history(
     cluster = ShellCluster(scenario, loop)
     world = cluster.world
     world.log = log
-    with world.ports.instead_of_grpc(), watched(world, cluster.watches):
+    with world.ports.instead_of_grpc(), files_read_once(), watched(world, cluster.watches):
         try:
             await live(cluster)
         except BrokenPromise:

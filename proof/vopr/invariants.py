@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, Protocol
 
 from headway.blocks import BlockPool
@@ -34,6 +35,8 @@ REMEMBERED = frozenset(
 """Attributes of the cores that may name a request after its end; each is bounded."""
 _COULD_RUN = {Stage.RUNNING, Stage.WAITING}
 _PLAIN = (int, float, str, bytes, bool, type(None))
+_NAMES_A_REQUEST = (StreamKey, Request, Sequence)
+_ABSENT = object()
 
 
 class Judge(Protocol):
@@ -122,7 +125,7 @@ def remembered_requests(core: Any) -> Iterator[str]:
     stack: list[tuple[str, Any]] = [("", core)]
     while stack:
         path, value = stack.pop()
-        if isinstance(value, StreamKey | Request | Sequence):
+        if isinstance(value, _NAMES_A_REQUEST):
             yield f"{path}: {value!r:.120}"
             continue
         if isinstance(value, _PLAIN) or id(value) in seen:
@@ -140,8 +143,12 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         for place, held in enumerate(value):
             yield f"[{place}]", held
     elif type(value).__module__.startswith("headway."):
-        names = [n for kind in type(value).__mro__ for n in getattr(kind, "__slots__", ())]
-        names += list(getattr(value, "__dict__", {}))
-        for name in names:
-            if name not in REMEMBERED and hasattr(value, name):
-                yield name, getattr(value, name)
+        kind: Any = type(value)
+        for name in (*_slots_of(kind), *getattr(value, "__dict__", ())):
+            if name not in REMEMBERED and (held := getattr(value, name, _ABSENT)) is not _ABSENT:
+                yield name, held
+
+
+@cache
+def _slots_of(kind: type) -> list[str]:
+    return [name for each in kind.__mro__ for name in getattr(each, "__slots__", ())]

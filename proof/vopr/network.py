@@ -58,7 +58,10 @@ class MemoryNetwork:
 
     def dice(self, *names: str) -> Random:
         """Return the dice of what happens between processes."""
-        return next((self.own[name] for name in names if name in self.own), self.rng)
+        for name in names:
+            if name in self.own:
+                return self.own[name]
+        return self.rng
 
     def link(self, source: str, target: str) -> DirectionFaults:
         """Return the faults of one direction, to change them."""
@@ -218,6 +221,7 @@ class Pipe:
         self._takes = takes
         self._source = source
         self._target = target
+        self._link = connection.wires.link(source.name, target.name)
         self._window = connection.rng.choice(_WINDOWS)
         self._num_unread = 0
         self._on_way: deque[bytes | CallEnd] = deque()
@@ -247,9 +251,10 @@ class Pipe:
         self._post(CallEnd(value, is_cut=is_cut))
 
     def _post(self, message: bytes | CallEnd) -> None:
-        wires, link = self._wires, self._wires.link(self._source.name, self._target.name)
+        wires = self._wires
         is_answer = self._source is self._connection.callee and isinstance(message, CallEnd)
-        if is_answer and self._is_connected and self._connection.rng.random() < link.unanswered:
+        unanswered, rng = self._link.unanswered, self._connection.rng
+        if is_answer and self._is_connected and rng.random() < unanswered:
             wires.hit("an answer is lost")
             self._connection.fail("connection reset")
         if not self._is_connected:
@@ -262,7 +267,7 @@ class Pipe:
     # --- the wire ---------------------------------------------------------------------
 
     def _arrive(self) -> None:
-        if not self._on_way or self._wires.is_blocked(self._source.name, self._target.name):
+        if not self._on_way or self._link.blocked:
             return
         message = self._on_way.popleft()
         self._wires.happened(f"{self._source.name} {self._target.name}")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+from unittest import mock
 
 import numpy as np
 from pydantic import BaseModel
@@ -22,6 +23,7 @@ from proof.vopr.scenario import BLOCK_SIZE, MODEL, SeedScenario
 from proof.vopr.world import ShellWorld, VirtualMachine
 from services.autoscaler.config import AutoscalerConfig
 from services.autoscaler.service import build as build_autoscaler
+from services.gateway import service as gateway_service
 from services.gateway.auth import key_line
 from services.gateway.config import GatewayConfig
 from services.gateway.model_loading import load_models
@@ -35,11 +37,13 @@ from services.predictor.service import build as build_predictor
 from services.runtime.config import ServiceConfig
 from services.runtime.essential import Ending
 from services.runtime.log_lines import LogLines
+from services.runtime.reasoning import find_markers
 from services.runtime.service import Runtime, Service, done_before, start
 from services.runtime.service import drain as drain_service
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import SchedulerService
 from services.scheduler.service import build as build_scheduler
+from services.worker import servicer as worker_servicer
 from services.worker.config import WorkerConfig
 from services.worker.servicer import WorkerServicer
 from services.worker.servicer import build as build_worker
@@ -300,6 +304,23 @@ def models_of(num_blocks: int) -> ServedModels:
     scenario = SeedScenario(0)
     config = gateway_config(scenario, "g0", 0.0, "sbs")
     return load_models(config.model_copy(update={"max_model_len": num_blocks * BLOCK_SIZE}))
+
+
+@contextmanager
+def files_read_once() -> Iterator[None]:
+    """Give services what the model's files have said before: nobody writes them in a history."""
+
+    def load(config: GatewayConfig) -> ServedModels:
+        return models_of(config.max_model_len // BLOCK_SIZE)
+
+    with (
+        mock.patch.object(gateway_service, "load_models", load),
+        mock.patch.object(worker_servicer, "find_markers", _markers_of),
+    ):
+        yield
+
+
+_markers_of = cache(find_markers)
 
 
 def config_of(kind: type[C], **values: Any) -> C:

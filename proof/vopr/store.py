@@ -421,9 +421,9 @@ def _settle(answer: asyncio.Future[Any], reply: Any) -> None:
 def _bytes(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
-    if isinstance(value, float):
-        value = int(value)  # as Lua shows a whole number
-    return str(value).encode("utf-8", "surrogateescape")
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape")
+    return str(int(value)).encode()  # as Lua shows a whole number
 
 
 def _decoded(value: Any) -> Any:

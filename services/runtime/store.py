@@ -20,8 +20,8 @@ import asyncio
 import json
 import re
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import chain
@@ -134,7 +134,7 @@ class Store:
 
     async def join(self, member: Member, ttl: float = MEMBER_TTL) -> Member | None:
         """Join, or renew the membership, for ``ttl`` seconds; return what was there before."""
-        async with self._reached():
+        with self._reached():
             pipeline = self._client.pipeline(transaction=False)
             key = self._key("member", member.service, member.member_id)
             text = json.dumps({name: getattr(member, name) for name in _MEMBER_FIELDS})
@@ -149,7 +149,7 @@ class Store:
 
     async def leave(self, member: Member) -> None:
         """Leave."""
-        async with self._reached():
+        with self._reached():
             pipeline = self._client.pipeline(transaction=False)
             pipeline.delete(self._key("member", member.service, member.member_id))
             pipeline.srem(self._key("members", member.service), member.member_id)
@@ -162,7 +162,7 @@ class Store:
         without a lease out, of so many.
         """
         roster = self._key("members", service)
-        async with self._reached():
+        with self._reached():
             command: Any = self._client.execute_command
             member_ids = sorted(map(str, await command("SRANDMEMBER", roster, MOST_MEMBERS + 1)))
             if not member_ids:
@@ -199,14 +199,14 @@ class Store:
         if "|" in candidate_id or _LEASE.fullmatch(f"1|{candidate_id}|{address}") is None:
             limit = "a name and an address in visible ASCII, a name without a |"
             raise invalid("candidate_id and address", (candidate_id, address), limit)
-        async with self._reached():
+        with self._reached():
             keys = [self._key("leader"), self._key("fencing")]
             token = await self._acquire(keys, [candidate_id, address, int(ttl * 1000), seen])
             return None if token is None else int(token)
 
     async def release_leader(self, candidate_id: str) -> None:
         """Give up the lead; do nothing if another candidate leads."""
-        async with self._reached():
+        with self._reached():
             await self._release([self._key("leader")], [candidate_id])
 
     async def leader(self) -> Leader | None:
@@ -222,7 +222,7 @@ class Store:
 
     async def now(self) -> float:
         """Return the store's clock: seconds since the epoch, the same for all hosts."""
-        async with self._reached():
+        with self._reached():
             seconds, microseconds = await self._client.time()
             return float(seconds) + float(microseconds) / 1e6
 
@@ -242,7 +242,7 @@ class Store:
         arguments += removed
         arguments += chain.from_iterable(learned.items())
         keys = [self._key("fencing"), self._key("requests"), self._key("learned")]
-        async with self._reached():
+        with self._reached():
             return bool(await self._write_journal(keys, arguments))
 
     async def read_journal(self) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
@@ -253,7 +253,7 @@ class Store:
 
     async def publish_targets(self, targets: Mapping[str, Any]) -> None:
         """Save the autoscaler's targets."""
-        async with self._reached():
+        with self._reached():
             await self._client.set(self._key("targets"), json.dumps(dict(targets)))
 
     async def read_targets(self) -> dict[str, Any] | None:
@@ -269,14 +269,14 @@ class Store:
 
     async def save_past(self, gateway_id: str, place: int, text: str, ttl: float) -> None:
         """Save a minute of a gateway's past, for ``ttl`` seconds."""
-        async with self._reached():
+        with self._reached():
             key = self._key("past", gateway_id, str(place))
             await self._client.set(key, text, px=int(ttl * 1000))
 
     async def read_past(self, gateway_id: str, num_places: int) -> dict[str, str]:
         """Return what was saved of a gateway's past, by key."""
         keys = [self._key("past", gateway_id, str(place)) for place in range(num_places)]
-        async with self._reached():
+        with self._reached():
             texts = await self._texts(keys, _LONGEST_PAST)
         return {key: text for key, text in zip(keys, texts, strict=True) if text is not None}
 
@@ -316,7 +316,7 @@ class Store:
     async def _read(self, command: str, key: str, *arguments: Any, **options: bool) -> Any:
         """Return a command's reply; None from a value of another type."""
         call: Any = self._client.execute_command
-        async with self._reached():
+        with self._reached():
             try:
                 return await call(command, key, *arguments, **options)
             except ResponseError as error:
@@ -328,8 +328,8 @@ class Store:
     def _key(self, *parts: str) -> str:
         return self._prefix + ":".join(parts)
 
-    @asynccontextmanager
-    async def _reached(self) -> AsyncIterator[None]:
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
         """Convert the client's errors to ours; log the start and the end of an outage, once."""
         try:
             yield

@@ -45,6 +45,7 @@ _UNIT_GAUGES: tuple[tuple[str, str, Callable[[UnitLoad], float]], ...] = (
         lambda load: load.num_reasoning,
     ),
 )
+_USAGE = "Share of the KV blocks that are in use"
 
 
 VLLM_NAMES = {
@@ -115,13 +116,13 @@ class WorkerMetrics:
         counter, gauge, histogram = _makers(registry)
         self.num_passes = 0
         self._passes = counter("forward_passes", "Forward passes started")
-        self._tokens = counter("computed_tokens", "Tokens computed, by phase", ["phase"])
+        tokens = counter("computed_tokens", "Tokens computed, by phase", ["phase"])
+        self._decode_tokens, self._prefill_tokens = map(tokens.labels, ("decode", "prefill"))
         self._finished = counter("finished_requests", "Requests ended here", ["reason"])
         self._pass_time = histogram(
             "forward_pass_seconds", "Duration of reported forward passes, seconds", buckets=_SECONDS
         )
-        self._units = [(gauge(name, text, ["unit"]), read) for name, text, read in _UNIT_GAUGES]
-        self._usage = gauge("kv_usage", "Share of the KV blocks that are in use", ["unit"])
+        self._loads: dict[int, UnitLoad] = {}  # the last, by unit
         self._gamma = gauge(
             "gamma_per_s",
             "Decay of the boost as last sent by the scheduler (γ-Ada); 0: not sent",
@@ -158,6 +159,7 @@ class WorkerMetrics:
     def collect(self) -> Iterator[Metric]:
         """Yield the core's totals, when the registry is scraped."""
         prefixes, preemptions = self._core.prefix_counts, self._core.preemptions
+        yield from self._unit_gauges()
         yield from self._routing_figures(prefixes)
         yield CounterMetricFamily(
             "headway_worker_prefix_asked_tokens",
@@ -199,6 +201,16 @@ class WorkerMetrics:
             if value:
                 costs.add_metric([name], value)
         yield costs
+
+    def _unit_gauges(self) -> Iterator[Metric]:
+        for name, text, read in (*_UNIT_GAUGES, ("kv_usage", _USAGE, self._usage)):
+            family = GaugeMetricFamily(f"headway_worker_{name}", text, labels=["unit"])
+            for unit, load in self._loads.items():
+                family.add_metric([str(unit)], read(load))
+            yield family
+
+    def _usage(self, load: UnitLoad) -> float:
+        return 1.0 - load.num_free_blocks / self._num_blocks
 
     def _routing_figures(self, prefixes: PrefixCounts) -> Iterator[Metric]:
         """Yield what routers and autoscalers for vLLM read, beside KV usage and prefixes."""
@@ -287,8 +299,8 @@ class WorkerMetrics:
         )
         self.num_passes += 1
         self._passes.inc()
-        self._tokens.labels("decode").inc(num_decode)
-        self._tokens.labels("prefill").inc(num_tokens - num_decode)
+        self._decode_tokens.inc(num_decode)
+        self._prefill_tokens.inc(num_tokens - num_decode)
         self._totals.started(forward_pass, num_tokens - num_decode)
 
     def _show(self, report: EndForward) -> None:
@@ -296,11 +308,7 @@ class WorkerMetrics:
             self._pass_time.observe(report.pass_time)
         for finished in report.finished:
             self._finished.labels(finished.finish_reason.value).inc()
-        for load in report.loads:
-            for gauge, read in self._units:
-                gauge.labels(str(load.unit)).set(read(load))
-            usage = 1.0 - load.num_free_blocks / self._num_blocks
-            self._usage.labels(str(load.unit)).set(usage)
+        self._loads.update((load.unit, load) for load in report.loads)
 
 
 class _Totals:

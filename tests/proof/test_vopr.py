@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from weakref import ref
 
 import pytest
 
@@ -16,6 +18,7 @@ from cli import main
 from headway.errors import HeadwayError
 from proof.vopr import clients
 from proof.vopr.campaign import STANDARD, STATES, SeedCampaign, parse_seeds
+from proof.vopr.cluster import ShellCluster
 from proof.vopr.draw import draw
 from proof.vopr.history import run
 from proof.vopr.scenario import Asking, parse
@@ -74,6 +77,18 @@ def test_the_same_seed_gives_the_same_log_line_by_line() -> None:
     run(draw(4), second)
     assert first == second
     assert len(first) > 1000
+
+
+def test_a_history_leaves_nothing_in_memory() -> None:
+    left: list[ref[ShellCluster]] = []
+
+    async def live(cluster: ShellCluster) -> None:
+        cluster.begin()
+        await asyncio.sleep(3.0)
+        left.append(ref(cluster))
+
+    run(draw(4), live=live)
+    assert left[0]() is None
 
 
 def test_an_error_in_a_client_breaks_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import hmac
 import os
 import secrets
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -83,5 +84,6 @@ def is_proof(proof: str, secret: bytes, port: str) -> bool:
     return hmac.compare_digest(proof.encode(), _proof(secret, port).encode())
 
 
+@lru_cache(maxsize=256)  # of the ports of one cluster
 def _proof(secret: bytes, port: str) -> str:
     return hmac.digest(secret, f"headway {port}".encode(), "sha256").hex()
