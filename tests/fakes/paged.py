@@ -190,91 +190,58 @@ def transfer(
     target: WorkerHarness,
     *,
     fails: bool = False,
-    after_offer: Callable[[], None] | None = None,
+    after_offer: Callable[[], object] = lambda: None,
 ) -> bool:
-    """Perform the source's next transfer; True if the target has the request."""
-    start = source.transfers.popleft()
-    request = start.request
-    model = source.model
-    tokens = model.read(start.blocks) if start.blocks else model.read_host(start.host_blocks)
-    header = KvHeader(
-        request,
-        start.handoff.target_unit,
-        start.num_computed_tokens,
-        0,
-        1,
-        "int",
-        (1, 2, len(tokens), 1, 1),
-        fencing_token=start.handoff.fencing_token,
-    )
-    answer = next(
-        a
-        for a in target.post(KvOffered(header))
-        if isinstance(a, AcceptKv | AcknowledgeKv | RefuseKv)
-    )
-    if after_offer is not None:
-        after_offer()
-    ok = not fails and not isinstance(answer, RefuseKv)
-    if isinstance(answer, AcceptKv):
-        if ok:
-            if answer.blocks:
-                target.model.write(answer.blocks, tokens[: len(answer.blocks) * _size(target)])
-            else:
-                target.model.write_host(answer.host_blocks, tokens)
-            target.post(KvArrived(request.key))
-        else:
-            target.post(KvAborted(request.key))
-    handoff = start.handoff
-    source.post(TransferEnded(request.key, handoff.target_worker_id, handoff.target_unit, ok))
-    return ok
+    """Perform the source's next transfer, up to what both sides tell; whether KV is there.
 
-
-def send_part(source: WorkerHarness, target: WorkerHarness) -> RefuseKv | None:
-    """Perform the next part of a move, up to what the sender and the receiver tell."""
+    Of a move in rounds it is the next part. It ``fails`` on its way, once it has been accepted.
+    """
     start = source.transfers.popleft()
-    key, model = start.request.key, source.model
+    key, model, output = start.request.key, source.model, start.request.output_token_ids
     if key in source.stopped:  # its blocks may be another's by now
         break_off(source, target, start)
-        return None
+        return False
     tokens = model.read_host(start.host_blocks) if start.host_blocks else model.read(start.blocks)
-    output = start.request.output_token_ids
     question: KvOffered | KvContinued
     if start.first_token:
         new = output[source.num_told[key] :]
         question = KvContinued(key, start.num_computed_tokens, new)
     else:
-        shape, unit = (1, 2, len(tokens), 1, 1), start.handoff.target_unit
+        shape, handoff = (1, 2, len(tokens), 1, 1), start.handoff
         header = KvHeader(
-            start.request,
-            unit,
-            start.num_computed_tokens,
-            0,
-            1,
-            "int",
-            shape,
-            fencing_token=start.handoff.fencing_token,
+            *(start.request, handoff.target_unit, start.num_computed_tokens, 0, 1, "int", shape),
+            fencing_token=handoff.fencing_token,
         )
         question = KvOffered(header)
     source.num_told[key] = len(output)
-    answers = [a for a in target.post(question) if isinstance(a, AcceptKv | RefuseKv)]
-    if isinstance(answers[0], RefuseKv):
+    kinds = AcceptKv | AcknowledgeKv | RefuseKv
+    answer = next(each for each in target.post(question) if isinstance(each, kinds))
+    after_offer()
+    if fails or isinstance(answer, RefuseKv):
         break_off(source, target, start)
-        return answers[0]
-    size, host = target.model.block_size, target.model.host
-    for place in range(start.first_token, start.num_computed_tokens):
-        if answers[0].host_blocks:
-            block = answers[0].host_blocks[place // size]
-            host.setdefault(block, [None] * size)[place % size] = tokens[place]
-        else:
-            block = answers[0].blocks[place // size]
-            target.model.write_at(block, place % size, tokens[place])
+        return False
+    if isinstance(answer, AcceptKv):
+        _copy(start, tokens, answer, target.model)
     if start.more:
         source.post(KvSent(key))
-    else:
+        return True
+    if isinstance(answer, AcceptKv):
         target.post(KvArrived(key))
-        handoff = start.handoff
-        source.post(TransferEnded(key, handoff.target_worker_id, handoff.target_unit, True))
-    return None
+    handoff = start.handoff
+    source.post(TransferEnded(key, handoff.target_worker_id, handoff.target_unit, True))
+    return True
+
+
+def _copy(
+    start: StartTransfer, tokens: Sequence[int | None], answer: AcceptKv, model: PagedFake
+) -> None:
+    size = model.block_size
+    for place in range(start.first_token, start.num_computed_tokens):
+        if answer.host_blocks:
+            block = answer.host_blocks[place // size]
+            model.host.setdefault(block, [None] * size)[place % size] = tokens[place]
+        else:
+            model.write_at(answer.blocks[place // size], place % size, tokens[place])
 
 
 def break_off(source: WorkerHarness, target: WorkerHarness, start: StartTransfer) -> None:
@@ -283,7 +250,3 @@ def break_off(source: WorkerHarness, target: WorkerHarness, start: StartTransfer
     source.stopped.discard(handoff.key)
     target.post(KvAborted(handoff.key))
     source.post(TransferEnded(handoff.key, handoff.target_worker_id, handoff.target_unit, False))
-
-
-def _size(harness: WorkerHarness) -> int:
-    return harness.model.block_size

@@ -11,7 +11,7 @@ from headway.cluster import Role
 from headway.messages import CancelStream, ChangeRole, GiveBack, Handoff
 from headway.policies.batching.fcfs import Fcfs
 from headway.request import StreamKey
-from tests.fakes.paged import WorkerHarness, break_off, send_part
+from tests.fakes.paged import WorkerHarness, break_off, transfer
 from tests.fakes.worker_core import dispatch, make_request, make_worker
 
 Step = tuple[str, int, int]
@@ -63,7 +63,7 @@ class WorkerPair(ABC):
         worker.post(dispatch(request, dispatch_id=self.num_submitted))
 
     def send(self, worker: WorkerHarness, other: WorkerHarness) -> None:
-        send_part(worker, other)
+        transfer(worker, other)
 
     @abstractmethod
     def fail(self, worker: WorkerHarness, which: int) -> None:

@@ -18,7 +18,7 @@ from headway.cost.costs import Costs
 from headway.messages import ChangeRole
 from headway.policies import registry
 from proof.vopr.invariants import problem_of_blocks
-from tests.fakes.paged import WorkerHarness, expected_output, send_part
+from tests.fakes.paged import WorkerHarness, expected_output, transfer
 from tests.fakes.worker_core import dispatch, make_request, make_worker
 from tests.fakes.worker_pair import WorkerPair, steps
 
@@ -54,7 +54,7 @@ class Pair(WorkerPair):
         """Send a part of a move; it waits until no pass has to save what its blocks held before."""
         while any(each.swapped_out for each in other.passes):
             other.run_pass()
-        send_part(worker, other)
+        transfer(worker, other)
 
     def submit(self, worker: WorkerHarness, which: int) -> None:
         stream_id = self.num_submitted

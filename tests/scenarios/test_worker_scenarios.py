@@ -37,7 +37,7 @@ from headway.messages import (
 )
 from headway.policies.batching.fcfs import Fcfs
 from headway.request import StreamKey
-from tests.fakes.paged import WorkerHarness, break_off, send_part
+from tests.fakes.paged import WorkerHarness, break_off, transfer
 from tests.fakes.worker_core import dispatch, make_request, make_worker
 
 FOLDER = Path(__file__).parent / "worker"
@@ -130,7 +130,7 @@ class Scenario:
         self.workers[source].post(Handoff(key(number), target, f"{target}:1", 0, 1))
 
     def do_send(self, words: list[str], options: dict[str, int]) -> None:
-        send_part(self.workers[words[0]], self.workers[words[1]])
+        transfer(self.workers[words[0]], self.workers[words[1]])
 
     def do_break(self, words: list[str], options: dict[str, int]) -> None:
         source, target = (self.workers[word] for word in words)

@@ -20,7 +20,7 @@ from headway.errors import Code
 from headway.messages import CancelStream, Handoff, HandoffResult
 from headway.policies.batching.fcfs import Fcfs
 from headway.request import StreamKey
-from tests.fakes.paged import WorkerHarness, break_off, expected_output, send_part
+from tests.fakes.paged import WorkerHarness, break_off, expected_output, transfer
 from tests.fakes.worker_core import dispatch, make_request, make_worker, output_of
 
 KEY = StreamKey("g", 1)
@@ -68,22 +68,22 @@ def test_it_runs_on_while_full_blocks_are_sent_and_stops_for_less_than_a_block()
     for _ in range(6):
         source.run_pass()
     assert len(source.tokens[1]) == 9
-    assert send_part(source, target) is None
+    assert transfer(source, target)
     assert parts(source)[1:] == [(20, 28, True)]
     source.run_pass()
-    assert send_part(source, target) is None
+    assert transfer(source, target)
     assert len(parts(source)) == 2  # under a block is left: it goes when its pass has ended
     source.run_pass()
     assert parts(source)[2:] == [(28, 31, False)]
     assert not source.passes
-    assert send_part(source, target) is None
+    assert transfer(source, target)
     assert results(source) == [True]
     assert_whole(source, target)
 
 
 def test_a_part_that_takes_back_what_has_come_is_refused() -> None:
     source, target = moving(), make_worker(Role.DECODE)
-    assert send_part(source, target) is None
+    assert transfer(source, target)
     less = target.post(KvContinued(KEY, 16, ()))
     (answer,) = [a for a in less if isinstance(a, AcceptKv | RefuseKv)]
     assert isinstance(answer, RefuseKv)
@@ -94,10 +94,10 @@ def test_after_so_many_rounds_it_stops_however_much_is_left() -> None:
     source, target = moving(rounds=1), make_worker(Role.DECODE)
     for _ in range(9):
         source.run_pass()
-    send_part(source, target)
+    transfer(source, target)
     source.run_pass()
     assert parts(source) == [(0, 20, True), (20, 33, False)]
-    send_part(source, target)
+    transfer(source, target)
     assert_whole(source, target)
 
 
@@ -126,7 +126,7 @@ def test_one_that_is_cancelled_meanwhile_ends_when_its_transfer_has() -> None:
     source.post(CancelStream(KEY))
     source.run_all()
     start = source.transfers[0]
-    send_part(source, target)
+    transfer(source, target)
     assert [a.key for a in source.log if isinstance(a, StopTransfer)] == [KEY]
     break_off(source, target, start)
     assert (source.core.num_held, target.core.num_held) == (0, 0)
@@ -165,9 +165,9 @@ def test_a_target_without_room_for_its_growth_leaves_it_where_it_is() -> None:
     target.post(dispatch(make_request(5, 6)))
     for _ in range(6):
         source.run_pass()
-    assert send_part(source, target) is None
-    refused = send_part(source, target)
-    assert refused is not None
+    assert transfer(source, target)
+    assert not transfer(source, target)
+    (refused,) = [a for a in target.log if isinstance(a, RefuseKv)]
     assert "no room" in refused.error.message
     source.run_all()
     assert output_of(source, 1) == expected_output(range(2, 2 + PROMPT), 30)
@@ -203,11 +203,11 @@ def crowded(host_tokens: int) -> tuple[WorkerHarness, WorkerHarness]:
 
 def test_one_that_goes_to_host_memory_in_a_round_leaves_from_there() -> None:
     source, target = crowded(100)
-    send_part(source, target)
+    transfer(source, target)
     source.run_pass()
     assert source.transfers[0].host_blocks
     assert source.transfers[0].first_token == 8
-    send_part(source, target)
+    transfer(source, target)
     source.run_all()
     target.run_all()
     assert output_of(source, 1) == expected_output(range(2, 10), 14)
@@ -223,7 +223,7 @@ def test_no_round_begins_while_its_kv_comes_back_from_host_memory() -> None:
     source.post(Handoff(key, "w2", "w2:1", 0, 1))
     assert not source.transfers, "a pass still copies into its blocks"
     source.run_pass()
-    send_part(source, target)
+    transfer(source, target)
     source.run_all()
     target.run_all()
     number = key.stream_id
@@ -234,7 +234,7 @@ def test_no_round_begins_while_its_kv_comes_back_from_host_memory() -> None:
 def test_one_that_loses_its_kv_in_a_round_stays() -> None:
     source, target = crowded(0)
     start = source.transfers[0]
-    send_part(source, target)
+    transfer(source, target)
     assert [a.key.stream_id for a in source.log if isinstance(a, StopTransfer)] == [2]
     break_off(source, target, start)
     source.run_all()
