@@ -67,37 +67,6 @@ def add_GatewayServicer_to_server(servicer, server):
     server.add_registered_method_handlers('headway.v1.Gateway', rpc_method_handlers)
 
 
- # This class is part of an EXPERIMENTAL API.
-class Gateway(object):
-    """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def Generate(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/headway.v1.Gateway/Generate',
-            protos_dot_gateway__pb2.GenerateRequest.SerializeToString,
-            protos_dot_gateway__pb2.GenerateReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
 
 class TokenSinkStub(object):
     """Workers to gateway. One stream per (worker, gateway), opened by the worker.
@@ -142,36 +111,3 @@ def add_TokenSinkServicer_to_server(servicer, server):
             'headway.v1.TokenSink', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('headway.v1.TokenSink', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class TokenSink(object):
-    """Workers to gateway. One stream per (worker, gateway), opened by the worker.
-    """
-
-    @staticmethod
-    def Attach(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/headway.v1.TokenSink/Attach',
-            protos_dot_gateway__pb2.TokenBatch.SerializeToString,
-            protos_dot_gateway__pb2.TokenControl.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

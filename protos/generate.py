@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
+_EXPERIMENTAL = re.compile(
+    r"\n\n # This class is part of an EXPERIMENTAL API\.\nclass .*?(?=\n\n\nclass |\Z)", re.DOTALL
+)
+"""Calls without a channel of one's own, behind each service's stubs: nobody makes them."""
 
 
 def generate(folder: Path) -> None:
@@ -20,6 +25,8 @@ def generate(folder: Path) -> None:
     status = protoc.main(["protoc", f"-I{ROOT}", *outs, *protos])
     if status:
         raise SystemExit(f"protoc ended with {status}")
+    for stubs in (folder / "protos").glob("*_pb2_grpc.py"):
+        stubs.write_text(_EXPERIMENTAL.sub("", stubs.read_text()).rstrip("\n") + "\n")
 
 
 if __name__ == "__main__":

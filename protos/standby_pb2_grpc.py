@@ -65,35 +65,3 @@ def add_StandbyServicer_to_server(servicer, server):
             'headway.v1.Standby', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('headway.v1.Standby', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class Standby(object):
-    """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def Activate(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/headway.v1.Standby/Activate',
-            protos_dot_standby__pb2.ActivateRequest.SerializeToString,
-            protos_dot_standby__pb2.ActivateReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
