@@ -93,13 +93,6 @@ def test_results_come_in_the_plans_order_with_those_that_ask(llama: str) -> None
     assert [sampled.key.stream_id for sampled in result.sampled] == [0, 1]
 
 
-def test_an_empty_pass_and_one_that_draws_nothing_are_served(llama: str) -> None:
-    run = Run(prompt(8), 1)
-    run.blocks = [0]
-    assert backend(llama, 16).run(ForwardPass(1, ())).sampled == ()
-    assert backend(llama, 16).run(ForwardPass(2, (run.item(5),))).sampled == ()
-
-
 def test_headway_mini_answers_as_generate_does() -> None:
     lengths = ((40, 60), (7, 90), (300, 20), (1, 40))
     runs = [Run(prompt(length), count) for length, count in lengths]

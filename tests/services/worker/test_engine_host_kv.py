@@ -64,19 +64,6 @@ def test_kv_comes_back_beside_a_pass_of_others(llama: str) -> None:
     assert second.output == reference_output(llama, second.prompt, 2)
 
 
-def test_bytes_travel_to_and_from_host_memory(llama: str) -> None:
-    backend, run = engine(llama), Run(prompt(10), 2)
-    run.blocks = [4, 1, 6]
-    step(backend, run)
-    backend.run(ForwardPass(2, (), swapped_out=(Swap(run.key, (4, 1, 6), 10, (5, 3, 8)),)))
-    data = read_kv(backend, (4, 1, 6))
-    assert b"".join(backend.read_kv((5, 3, 8), from_host=True)) == data
-    writer = backend.kv_writer((0, 2, 1), backend.kv_shape(3), "float32", 12, to_host=True)
-    writer.feed(data)
-    writer.finish()
-    assert b"".join(backend.read_kv((0, 2, 1), from_host=True)) == data
-
-
 @pytest.mark.parametrize("staged_bytes", [1, 2**28])
 def test_cached_kv_is_saved_while_a_pass_reads_it(
     llama: str, monkeypatch: pytest.MonkeyPatch, staged_bytes: int
@@ -119,15 +106,6 @@ def test_turns_on_a_small_pool_say_what_they_say_on_a_large_one(llama: str) -> N
     counts = pools[1].core.prefix_counts
     assert counts.num_host_hit_tokens > counts.num_asked_tokens / 2
     assert list(pools[1].leaks()) == []
-
-
-def test_kv_from_elsewhere_waits_until_a_pass_has_saved_its_own(llama: str) -> None:
-    backend = engine(llama)
-    away = ForwardPass(1, (), swapped_out=(Swap(Run((1,), 1).key, (0,), 4, (0,)),))
-    backend.expect(away)
-    assert not backend._pool.writable.is_set()
-    backend.run(away)
-    assert backend._pool.writable.is_set()
 
 
 def test_a_swap_that_cannot_be_blames_its_requests(llama: str) -> None:

@@ -212,14 +212,6 @@ async def test_a_stream_that_breaks_is_resumed_after_its_tokens(endpoint: OpenAI
     assert [body["max_tokens"] for body in endpoint.bodies] == [8, 5, 5, 3]
 
 
-async def test_a_resubmitted_request_goes_on_after_its_output(endpoint: OpenAIEndpoint) -> None:
-    request = make_request("", max_tokens=8)
-    output = expected_output(request.prompt_token_ids, 8)
-    again = replace(request, output_token_ids=tuple(output[:5]))
-    found, _ = await answered(endpoint, again)
-    assert found.tokens == output[5:]
-
-
 async def test_draws_of_a_resumed_output_differ_from_those_of_its_beginning(
     endpoint: OpenAIEndpoint,
 ) -> None:
