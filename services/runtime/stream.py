@@ -183,7 +183,7 @@ class Dialled(Generic[S]):
         except TimeoutError:
             fault = await peer_fault(address, self._config, self._role)
             return f"it cannot be reached{fault and ': ' + fault}"
-        except asyncio.InvalidStateError as error:
+        except (asyncio.InvalidStateError, grpc.aio.BaseError) as error:
             return f"its stream broke: {error}"
         except grpc.aio.AioRpcError as error:
             return f"its stream broke: {error.code().name}: {error.details()}"
@@ -297,6 +297,8 @@ class Served(Generic[S]):
                 on_message(message)
         except HeadwayError as error:
             end = error
+        except grpc.aio.BaseError:
+            pass  # the call or its server has ended, with messages that nobody will read
         except Exception:  # the peer opens a new stream
             get_logger().exception("stream_handler_failed")
             end = HeadwayError(Code.INTERNAL, "a message could not be handled: see this side's log")

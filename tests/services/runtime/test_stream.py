@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import grpc
 import pytest
 
 from headway.errors import Code, HeadwayError, invalid
@@ -102,6 +103,21 @@ async def test_a_handlers_bug_ends_the_stream_and_says_so() -> None:
         await anext(stream.serve(_talk("hello"), take))
     assert caught.value.code is Code.INTERNAL
     assert ends == [True]
+
+
+async def _cut_off() -> AsyncIterator[str]:
+    yield "hello"
+    raise grpc.aio.UsageError("RPC already finished.")  # what a server that has stopped raises
+
+
+async def test_a_call_that_its_server_has_ended_is_no_handlers_bug(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    served: Served[str] = Served(8)
+    received: list[str] = []
+    assert [gathered async for gathered in served.serve(_cut_off(), received.append)] == []
+    assert received == ["hello"]
+    assert "stream_handler_failed" not in capsys.readouterr().out
 
 
 async def test_a_write_that_never_ends_is_cancelled_when_the_queue_overflows() -> None:
