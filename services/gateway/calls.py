@@ -96,6 +96,14 @@ class Calls:
         """Return a model's preparation; NOT_FOUND for one that is not served."""
         return self._preparations[self.models.find(name).name]
 
+    def is_slow(self, call: ApiCall) -> bool:
+        """Return whether the chat template of a call is slow, or is its client's own."""
+        return self.of(call.model).is_slow(call)
+
+    def renders_slowly(self) -> bool:
+        """Return whether a model's chat template is slow."""
+        return any(each.renders_slowly for each in self._preparations.values())
+
     def prepare(self, call: ApiCall, call_id: str, arrival_at: float, client: str) -> list[Request]:
         """Check and tokenise; return a request for every output. It may run in any thread.
 

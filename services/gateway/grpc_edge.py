@@ -83,15 +83,22 @@ class GatewayEdge(gateway_pb2_grpc.GatewayServicer):
                 raise HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)
             said_of = partial(_said, context)
 
-            def prepare() -> tuple[ApiCall, list[Request]]:
+            run = partial(self._calls.threads.run, client, num_bytes := request.ByteSize())
+
+            def prepare() -> tuple[ApiCall, list[Request] | None]:
                 call = in_session(read_call(request), said_of)
+                if self._calls.is_slow(call):
+                    return call, None
                 return call, self._calls.prepare(call, call_id, arrival_at, client)
 
-            if (num_bytes := request.ByteSize()) <= INLINE_BYTES:
+            if num_bytes <= INLINE_BYTES:
                 call, requests = prepare()
             else:
                 self._calls.check_room(client)
-                call, requests = await self._calls.threads.run(client, num_bytes, prepare)
+                call, requests = await run(prepare)
+            if requests is None:
+                render = partial(self._calls.prepare, call, call_id, arrival_at, client)
+                requests = await run(render, is_long=True)
             self._calls.open(call, requests, reply, client)
             traceparent = _said(context, "traceparent")
             if traceparent and not reply.ended:

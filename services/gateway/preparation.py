@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from math import ceil
+from time import thread_time
 from typing import Any
 
 from headway.core.gateway.admission import over_context
@@ -16,6 +17,7 @@ from services.gateway.api_call import ApiCall, ChatInput, Input, complete_sampli
 from services.gateway.grammars import Grammar, GrammarChecker
 from services.gateway.openai.foreign_template import render_foreign
 from services.gateway.output_text import OutputText
+from services.gateway.reading import INLINE_BYTES
 from services.gateway.served_model import UNKNOWN, ServedModel
 from services.gateway.tool_calls import Format, ToolReader
 from services.gateway.tool_calls.offered import grammar_of_offer
@@ -25,6 +27,9 @@ _MOST_SCORES = 100_000
 _MOST_BOUNDS = 2**17
 """Tokens that the bounds of a call's draws may name, for all its outputs together: each output
 goes to the leader and to its worker with them."""
+_SLOW_RENDER = 0.02
+"""Seconds of a processor for a short chat: a template that takes more is rendered in a thread."""
+_RENDERS_KEPT = 4  # one that is slow by chance does not count
 _TOKEN_IDS = {"biased_token_ids": "logit_bias", "allowed_token_ids": "allowed_token_ids"}
 
 
@@ -39,6 +44,18 @@ class Preparation:
         self._predict = predict
         self._most_chars = model.codec.most_chars(model.max_model_len) or UNKNOWN
         self._grammars = GrammarChecker(model.files.folder, model.codec.vocab_size)
+        self._render_seconds = 0.0
+        """Seconds of a processor that the template takes for a short chat, of late."""
+
+    @property
+    def renders_slowly(self) -> bool:
+        """True if the model's template would hold up the event loop."""
+        return self._render_seconds > _SLOW_RENDER
+
+    def is_slow(self, call: ApiCall) -> bool:
+        """Return whether rendering its chats takes long: a slow template, or a client's own."""
+        chats = [one for one in call.inputs if isinstance(one, ChatInput)]
+        return bool(chats) and (self.renders_slowly or any(map(self._has_own_template, chats)))
 
     def prepare(self, call: ApiCall, call_id: str, arrival_at: float) -> list[Request]:
         """Check and tokenise; return a request for every output. It may run in any thread.
@@ -194,7 +211,7 @@ class Preparation:
             message = f"model {self.model.name!r} has no chat template; use /v1/completions"
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param="messages")
         as_text = self.model.codec.as_text
-        is_own = bool(chat.template) and chat.template != template.source
+        is_own = self._has_own_template(chat)
         if is_own and not self.model.trusts_templates:
             message = "chat_template needs a gateway with --trust-request-chat-template"
             raise HeadwayError(Code.INVALID_ARGUMENT, message, param="chat_template")
@@ -206,7 +223,20 @@ class Preparation:
         )
         if is_own:
             return render_foreign(chat.template, template.special_tokens, *asked)
-        return template.render(*asked)
+        began_at, text = thread_time(), ""
+        try:
+            text = template.render(*asked)
+            return text
+        finally:
+            self._note_render(thread_time() - began_at, len(text))
+
+    def _note_render(self, seconds: float, num_chars: int) -> None:
+        of_short = seconds * INLINE_BYTES / max(num_chars, INLINE_BYTES)
+        self._render_seconds += (of_short - self._render_seconds) / _RENDERS_KEPT
+
+    def _has_own_template(self, chat: ChatInput) -> bool:
+        template = self.model.files.template
+        return bool(chat.template) and template is not None and chat.template != template.source
 
     def _form(self, call: ApiCall) -> Format | None:
         """Return the format that answers are read in; None: they are text."""

@@ -33,16 +33,19 @@ class ReadingThreads:
         self._num_free = _NUM_THREADS
         self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenise")
 
-    async def run(self, client: str, num_bytes: int, work: Callable[[], T]) -> T:
+    async def run(
+        self, client: str, num_bytes: int, work: Callable[[], T], *, is_long: bool = False
+    ) -> T:
         """Do the work when it is the client's turn; nothing if the caller is cancelled before.
 
-        RESOURCE_EXHAUSTED where the client's bytes are too many.
+        ``is_long``: it may take long, however few its bytes. RESOURCE_EXHAUSTED where the
+        client's bytes are too many.
         """
         if not self.buffered.take(client, num_bytes):
             raise self.buffered.refusal(client, num_bytes)
         loop = asyncio.get_running_loop()
         job = _Job(work, loop.create_future())
-        self._turns.add(client, job, long=num_bytes > _LONG_BYTES)
+        self._turns.add(client, job, long=is_long or num_bytes > _LONG_BYTES)
         self._start()
         try:
             done: T = await job.done

@@ -195,7 +195,7 @@ class HttpEdge:
             fields = parse_json_object(body)
             if not any(name in fields for name in _SLOW_FIELDS):
                 called = self._parse(exchange, fields, parse)
-                if not called[1].needs_grammar:
+                if not (called[1].needs_grammar or self._calls.is_slow(called[1])):
                     requests = self._prepare(exchange, called, arrival_at)
                     self._open(exchange, arrival_at, *called, requests)
                     return
@@ -216,14 +216,19 @@ class HttpEdge:
     async def _generate_long(
         self, exchange: Exchange, body: bytes, parse: Parse, arrival_at: float
     ) -> None:
-        """Read a long body, or one with a grammar, in a thread."""
+        """Read a long body, or one with a grammar or a slow template, in a thread."""
         self._calls.check_room(exchange.client)
+        run = partial(self._calls.threads.run, exchange.client, len(body))
 
-        def read() -> tuple[Called, list[Request]]:
+        def read() -> tuple[Called, list[Request] | None]:
             called = self._parse(exchange, parse_json_object(body), parse)
-            return called, self._prepare(exchange, called, arrival_at)
+            is_slow = self._calls.is_slow(called[1])
+            return called, None if is_slow else self._prepare(exchange, called, arrival_at)
 
-        called, requests = await self._calls.threads.run(exchange.client, len(body), read)
+        called, requests = await run(read)
+        if requests is None:
+            prepare = partial(self._prepare, exchange, called, arrival_at)
+            requests = await run(prepare, is_long=True)
         if not exchange.ended:
             self._open(exchange, arrival_at, *called, requests)
 
@@ -311,7 +316,9 @@ class HttpEdge:
         def read() -> Mapping[str, Any]:
             return work(self._calls, parse_json_object(body))
 
-        answer = await self._calls.threads.run(exchange.client, len(body), read)
+        is_long = self._calls.renders_slowly()
+        run = partial(self._calls.threads.run, exchange.client, len(body), is_long=is_long)
+        answer = await run(read)
         if not exchange.ended:
             exchange.respond(200, JSON, dumps(answer).encode())
 

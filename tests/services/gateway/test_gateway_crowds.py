@@ -8,14 +8,21 @@ import json
 import threading
 from pathlib import Path
 
+import httpx
 import pytest
 
 from headway.core.gateway.shares import Bound
 from headway.errors import HeadwayError
+from services.gateway import preparation
+from services.gateway.api_call import ChatInput
 from services.gateway.bounds import client_at, grpc_client
+from services.gateway.config import GatewayConfig
+from services.gateway.model_loading import load_model
+from services.gateway.openai.chat_template import ChatTemplate
 from services.gateway.reading import ReadingThreads
 from tests.fakes.gateway_harness import Cluster, cluster, write_keys
 from tests.fakes.http_rig import Client, bounds, listening, post, until
+from tests.fakes.tiny_model import write_model
 
 OTHER = "127.0.0.2"
 
@@ -189,6 +196,61 @@ async def test_long_jobs_of_one_client_do_not_hold_up_anothers_short_one() -> No
     await asyncio.wait(long)
     assert threads.buffered.num_taken == 0
     threads.close()
+
+
+@pytest.mark.parametrize("is_clients_own", [False, True], ids=["model's", "client's own"])
+async def test_slow_templates_leave_a_thread_to_others(
+    is_clients_own: bool, tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def render(*_: object) -> str:
+        assert go_on.wait(100), "nobody else was answered"
+        return "hi"
+
+    if is_clients_own:
+        monkeypatch.setattr(preparation, "render_foreign", render)
+    else:
+        monkeypatch.setattr(ChatTemplate, "render", render)
+        monkeypatch.setattr(preparation, "_SLOW_RENDER", -1.0, raising=False)
+    own = {"chat_template": "{{ 1 }}"} if is_clients_own else {}
+    said = [{"role": "user", "content": "hi"}]
+    body = {"model": "tiny", "messages": said, "max_tokens": 4, **own}
+    async with (
+        cluster(tmp_path, store_url, trust_request_chat_template=True) as running,
+        running.http() as client,
+        httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(local_address=OTHER)) as other,
+        asyncio.timeout(90),
+    ):
+        slow = [
+            asyncio.create_task(client.post("/v1/chat/completions", json=body)) for _ in range(5)
+        ]
+        await until(lambda: running.service._calls.threads._num_free <= 1)
+        longer = {"model": "tiny", "prompt": "x", "max_tokens": 2, "user": "u" * 9000}
+        answer = await other.post(f"{running.url}/v1/completions", json=longer)
+        assert answer.status_code == 200, answer.text
+        assert not any(each.done() for each in slow)
+        go_on.set()
+        assert {(await each).status_code for each in slow} == {200}
+
+
+async def test_a_template_is_slow_while_its_renders_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path / "tiny")
+    source = "{% for i in range(messages[0].content | int) %}{% endfor %}hi"
+    (folder / "chat_template.jinja").write_text(source)
+    model = load_model(GatewayConfig(model=str(folder)))
+    monkeypatch.setattr(preparation, "_SLOW_RENDER", 2e-3)
+    prepared = preparation.Preparation(model, float)
+
+    def render(turns: int) -> bool:
+        prepared.token_ids(ChatInput([{"role": "user", "content": str(turns)}]))
+        return prepared.renders_slowly
+
+    assert not render(1)
+    assert any(render(90_000) for _ in range(20))
+    assert not all(render(1) for _ in range(200))
 
 
 async def test_an_error_of_a_job_reaches_its_client() -> None:
