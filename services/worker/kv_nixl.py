@@ -17,7 +17,6 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -30,6 +29,7 @@ from headway.engine import Buffer, KvAccess, KvInMemory, KvMemory
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import KvSource
 from services.runtime.config import is_loopback
+from services.runtime.daemon_threads import DaemonThreads
 from services.runtime.essential import essential
 from services.runtime.logs import get_logger
 from services.worker.config import WorkerConfig
@@ -104,8 +104,8 @@ class NixlKv:
             os.environ.setdefault("UCX_NET_DEVICES", "lo")
         self._kv = kv
         self._name = f"{name}-{secrets.token_hex(16)}"
-        self._threads = ThreadPoolExecutor(_READS, "nixl")
-        self._hearing = ThreadPoolExecutor(1, "nixl-notices")
+        self._threads = DaemonThreads(_READS, "nixl")
+        self._hearing = DaemonThreads(1, "nixl-notices")
         self._reads: Counter[bytes] = Counter()
         """Reads in progress, by the sender's description."""
         self._reading: set[asyncio.Future[str]] = set()
@@ -163,8 +163,8 @@ class NixlKv:
         if agent is None or agent() is not None:
             _kept.append(self)
             get_logger().error("nixl_keeps_memory", num_reads=len(self._reading))
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._hearing.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown()
+        self._hearing.shutdown()
 
     async def _end(self) -> Callable[[], object | None]:
         """Let go of the agent, and return what tells whether it is still there.
