@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from headway.errors import Code, HeadwayError, invalid
-from headway.request import Request, check_session_id
+from headway.request import Request, TokenLogprobs, check_session_id
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.gateway.api_call import ApiCall, ChatInput, Input, SessionAsk
 from services.gateway.auth import KEY_CLIENT, KeyRing, check_client_id
@@ -142,6 +142,9 @@ class GrpcReply:
         self._unread: asyncio.Queue[gateway_pb2.GenerateReply | HeadwayError | None]
         self._unread = asyncio.Queue(_MOST_UNREAD + 1)
         self._named = False
+
+    def hold(self, logprobs: TokenLogprobs) -> None:
+        """Do nothing: it streams."""
 
     def explain(self, decision: str) -> None:
         """Do nothing: its client asks by the id."""

@@ -36,6 +36,12 @@ class Reply(Protocol):
     keeps_prompt: bool
     says_cut: bool
 
+    def hold(self, logprobs: TokenLogprobs) -> None:
+        """Count what waits for the end of a reply that does not stream.
+
+        RESOURCE_EXHAUSTED where its client holds too much.
+        """
+
     def explain(self, decision: str) -> None:
         """Take the reason for the place of an output, before it is shown."""
 
@@ -133,6 +139,8 @@ class Output:
             if self._keeps_tokens:
                 self.new_token_ids.append(token_id)
                 self.new_logprobs.append(delivery.logprobs)
+                if delivery.logprobs is not None and not self._streams:
+                    self._reply.hold(delivery.logprobs)
             piece = text.push(token_id, ends=reason is FinishReason.STOP)
             if text.num_answer_tokens > len(self.answered_at) and (
                 self._streams or not self.answered_at

@@ -163,6 +163,32 @@ class Place:
             self._places.masks.give_back(self.client, self._mask_ms)
 
 
+class Account:
+    """What grows for one client until it is closed; it is charged in steps, ahead of what is."""
+
+    __slots__ = ("_bound", "_charge", "_client", "_step", "_total")
+
+    def __init__(self, bound: Bound, client: str, step: int) -> None:
+        self._bound = bound
+        self._charge = Charge(bound)
+        self._client = client
+        self._step = step
+        self._total = 0
+
+    def add(self, amount: int) -> None:
+        """Add an amount; RESOURCE_EXHAUSTED where the client may not hold so much."""
+        self._total += amount
+        if self._total > self._charge.amount:
+            wanted = self._total + self._step
+            if not self._charge.change(self._client, wanted):
+                raise self._bound.refusal(self._client, wanted)
+
+    def close(self) -> None:
+        """Give all of it back."""
+        self._total = 0
+        self._charge.change(self._client, 0)
+
+
 class Turns(Generic[J]):
     """Jobs that wait for a thread: the clients take turns, and the last thread is for short jobs.
 

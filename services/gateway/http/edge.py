@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 
+from headway.core.gateway.shares import Account
 from headway.errors import Code, HeadwayError
 from headway.request import Request
 from services.gateway.anthropic.replies import MessagesReply, respond_messages_error
@@ -75,6 +76,7 @@ _TOKENS = {
     "/detokenize": detokenize,
     f"{MESSAGES}/count_tokens": count_messages,
 }
+_ACCOUNT_STEP = 2**16  # bytes
 _REQUEST_ID = "x-request-id"
 _UNPACED = "off"  # the value of x-headway-pacing
 
@@ -282,6 +284,7 @@ class HttpEdge:
         if isinstance(reply, ResponseReply) and self._stored is not None:
             reply.keep = partial(self._keep, self._stored, self._tenant(exchange), call.session_id)
         reply.find_life = self._shell.life
+        reply.account = Account(self._calls.threads.buffered, exchange.client, _ACCOUNT_STEP)
         tell = partial(self._say_limits, exchange)
         self._calls.open(call, requests, reply, exchange.client, tell)
         traceparent = exchange.header("traceparent")

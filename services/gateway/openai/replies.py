@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Protocol
 
+from headway.core.gateway.shares import Account
 from headway.errors import HeadwayError
 from headway.life.form import timings
 from headway.life.record import LifeRecord
@@ -36,6 +37,8 @@ from services.gateway.tool_calls import CallPiece
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
 
+_TOKEN_BYTES, _RANK_BYTES = 100, 76
+"""Memory of a token's log probabilities, and of each rank among them."""
 _UNPRINTABLE = re.compile(r"[^ -~]")
 
 FindLife = Callable[[str], LifeRecord | None]
@@ -80,6 +83,8 @@ class HttpReplyBase:
     num_prompt_tokens: int = field(default=0, init=False)
     ended: bool = field(default=False, init=False)
     find_life: FindLife = field(default_factory=lambda: _no_life, init=False)
+    account: Account | None = field(default=None, init=False)
+    """Of the bytes that wait for its end; None: nobody counts them."""
     _num_ended: int = field(default=0, init=False)
     _is_explained: bool = field(default=False, init=False)
     _echoes: set[int] = field(default_factory=set, init=False)
@@ -140,6 +145,17 @@ class HttpReplyBase:
             logprobs = [UNSCORED, *of_prompt, *logprobs]
         return token_ids, logprobs
 
+    def hold(self, logprobs: TokenLogprobs) -> None:
+        """See ``Reply``."""
+        if self.account is not None:
+            scored = (logprobs, *logprobs.prompt)
+            num_ranks = sum(len(each.top_token_ids) for each in scored)
+            self.account.add(_TOKEN_BYTES * len(scored) + _RANK_BYTES * num_ranks)
+
+    def _settle(self) -> None:
+        if self.account is not None:
+            self.account.close()
+
     def explain(self, decision: str) -> None:
         """Say in a header why the first output that begins runs where it does."""
         if decision and not self.exchange.started and not self._is_explained:
@@ -153,6 +169,8 @@ class HttpReplyBase:
         """Count an output that ended; return whether it was the last one."""
         self._num_ended += 1
         self.ended = self._num_ended == len(self.outputs)
+        if self.ended:
+            self._settle()
         return self.ended
 
     def fail(self, error: HeadwayError) -> None:
@@ -160,6 +178,7 @@ class HttpReplyBase:
         if self.ended:
             return
         self.ended = True
+        self._settle()
         error.param = self.style.param(error.param)
         try:
             self._refuse(error)
@@ -176,6 +195,7 @@ class HttpReplyBase:
 
     def _gone(self) -> None:
         self.ended = True
+        self._settle()
         self.let_go(self.outputs, None)
 
 

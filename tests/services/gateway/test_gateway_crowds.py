@@ -112,6 +112,28 @@ async def test_answers_that_nobody_reads_count_as_buffered() -> None:
         assert shared.buffered.num_taken == 0
 
 
+async def test_log_probabilities_that_wait_for_an_answers_end_count_as_buffered(
+    tmp_path: Path, store_url: str
+) -> None:
+    body = {"model": "tiny", "prompt": "a", "ignore_eos": True, "logprobs": 20}
+    async with (
+        cluster(tmp_path, store_url, max_buffered_bytes=2**20, max_model_len=2048) as running,
+        running.http() as client,
+    ):
+        most = await client.post("/v1/completions", json=body | {"max_tokens": 300})
+        assert most.status_code == 200
+        held = running.service._calls.threads.buffered
+        await until(lambda: held.num_taken == 0)
+        refused = await client.post("/v1/completions", json=body | {"max_tokens": 2000})
+        assert refused.status_code == 429
+        assert "bytes waiting and asks for" in refused.json()["error"]["message"]
+        await until(lambda: held.num_taken == running.service.num_open == 0)
+        events = await client.post(
+            "/v1/completions", json=body | {"max_tokens": 2000, "stream": True}
+        )
+        assert events.text.count("data: ") > 100, "nothing waits for the end of a stream"
+
+
 async def test_outputs_of_one_key_leave_room_for_another(tmp_path: Path, store_url: str) -> None:
     keys = write_keys(tmp_path)
     async with cluster(tmp_path, store_url, api_key_file=keys, max_waiting=100) as running:
