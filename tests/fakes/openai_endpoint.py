@@ -44,6 +44,8 @@ class OpenAIEndpoint:
             each.set()
         self.models = ["stock"]
         """Names that it lists, the first of which it is asked for without another."""
+        self.listed = ""
+        """Sent in place of the list of models, if it is not empty."""
         self.bodies: list[dict[str, Any]] = []
         self.num_hung_up = self.num_listings = self.num_begun = 0
 
@@ -153,7 +155,7 @@ def openai_endpoint(port: int = 0) -> Iterator[OpenAIEndpoint]:
                 endpoint.num_listings += 1
                 endpoint.lists_models.wait(60)
                 listed = [{"id": name, "max_model_len": 512} for name in endpoint.models]
-                _respond(self, 200, {"data": listed})
+                _respond(self, 200, endpoint.listed or {"data": listed})
             elif self.path == "/metrics":
                 endpoint.num_listings += 1
                 endpoint.lists_models.wait(60)

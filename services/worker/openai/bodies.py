@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from math import isfinite, nan
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -14,6 +15,7 @@ from headway.engine import Drawn
 from headway.errors import Code, HeadwayError
 from headway.request import (
     MAX_BIAS,
+    MAX_LOGPROBS,
     BadWord,
     FinishReason,
     Request,
@@ -238,7 +240,9 @@ def read_scores(
 def _score(
     token: int, entry: Mapping[str, Mapping[str, Any]], count: int, vocab_size: int
 ) -> TokenLogprobs:
-    logprobs = {_token_id(int(name), vocab_size): float(e["logprob"]) for name, e in entry.items()}
+    logprobs = {
+        _token_id(int(name), vocab_size): _logprob(each["logprob"]) for name, each in entry.items()
+    }
     best = sorted(logprobs, key=lambda each: -logprobs[each])[:count]
     return TokenLogprobs(logprobs[token], tuple(best), tuple(logprobs[each] for each in best))
 
@@ -274,6 +278,17 @@ def _read_logprobs(choice: Mapping[str, Any], vocab_size: int) -> tuple[TokenLog
 
 
 def _entry(logprob: float, top: Mapping[str, float], vocab_size: int) -> TokenLogprobs:
-    best = sorted(top.items(), key=lambda pair: -pair[1])
-    ids = tuple(_token_id(int(name.removeprefix("token_id:")), vocab_size) for name, _ in best)
-    return TokenLogprobs(float(logprob), ids, tuple(float(value) for _, value in best))
+    """Return a token's own, and the best; vLLM adds the token itself where it is not among them."""
+    values = ((_logprob(value), name) for name, value in top.items())
+    ranked = sorted(values, key=lambda pair: -pair[0])[:MAX_LOGPROBS]
+    ids = tuple(_token_id(int(name.removeprefix("token_id:")), vocab_size) for _, name in ranked)
+    return TokenLogprobs(_logprob(logprob), ids, tuple(value for value, _ in ranked))
+
+
+def _logprob(value: object) -> float:
+    """Return it; a gateway refuses one that is not finite, with all the tokens beside it."""
+    logprob = float(value) if isinstance(value, int | float) else nan
+    if not isfinite(logprob):
+        message = f"the endpoint sent {value!r:.40} as a log probability"
+        raise HeadwayError(Code.INTERNAL, message)
+    return logprob

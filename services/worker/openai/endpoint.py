@@ -29,6 +29,8 @@ _A_PRIORITY = 1 << 41
 _WAYS = ("url", "endpoints", "endpoints_file", "inference_pool")
 _EXAMPLE = '\'{"url": "http://host:8000"}\''
 _PAUSE = 0.5  # seconds between looks for a first endpoint
+_LONGEST_PAGE = 2**24  # bytes
+_LONGEST_PROBLEM = 300
 _TOKEN_IDS = 2**31
 """As many ids as the wire has."""
 
@@ -203,18 +205,18 @@ def examine(
     """
     with httpx.Client(base_url=args.root, headers=args.headers(), timeout=60.0) as client:
         listed = _models(client, args)
-        known = [m["id"] for m in listed]
-        entry = next((m for m in listed if m["id"] == args.model or not args.model), None)
+        known = [each.id for each in listed]
+        entry = next((each for each in listed if args.model in ("", each.id)), None)
         if entry is None:
             raise invalid("engine_args.model", args.model, f"one of {', '.join(known)}")
         for name in adapters:
             if name not in known:
                 raise invalid("lora", name, f"an adapter of the endpoint: {', '.join(known)}")
-        length = max_model_len or int(entry.get("max_model_len") or 0)
+        length = max_model_len or entry.max_model_len or 0
         if not length:
             message = f"{args.url} does not say how long requests may be: give --max-model-len"
             raise HeadwayError(Code.FAILED_PRECONDITION, message, param="max_model_len")
-        probe = _Probe(client, entry["id"], args)
+        probe = _Probe(client, entry.id, args)
         if not probe.returns_token_ids():
             message = (
                 f"{args.url} does not return token ids ('return_token_ids'), without which no "
@@ -226,7 +228,7 @@ def examine(
         )
         return KnownEndpoint(
             args,
-            entry["id"],
+            entry.id,
             length,
             args.capacity_tokens or _capacity(client) or 64 * length,
             takes_priority,
@@ -242,19 +244,41 @@ def examine(
         )
 
 
-def _models(client: httpx.Client, args: EndpointArgs) -> list[dict[str, Any]]:
+class _Model(BaseModel):
+    model_config = ConfigDict(protected_namespaces=())
+
+    id: str
+    max_model_len: int | None = Field(None, ge=0, lt=2**31)
+
+
+class _Models(BaseModel):
+    data: list[_Model] = Field(min_length=1)
+
+
+def _got(client: httpx.Client, path: str) -> tuple[int, bytes]:
+    """Return the status and the body of a page; ValueError for one that does not end."""
+    body = bytearray()
+    with client.stream("GET", path) as reply:
+        for piece in reply.iter_bytes():
+            body += piece
+            if len(body) > _LONGEST_PAGE:
+                raise ValueError(f"it answers with more than {_LONGEST_PAGE} bytes")
+        return reply.status_code, bytes(body)
+
+
+def _models(client: httpx.Client, args: EndpointArgs) -> Sequence[_Model]:
     """Wait until the endpoint answers; return the models that it lists."""
     until, is_told = time.monotonic() + args.start_patience, False
     while True:
         try:
-            reply = client.get("/v1/models")
-            if reply.status_code == 200:
-                return list(reply.json()["data"])
-            problem = f"it answered {reply.status_code}: {reply.text[:200]}"
-            if reply.status_code < 500:
+            status, body = _got(client, "/v1/models")
+            if status == 200:
+                return _Models.model_validate_json(body).data
+            problem = f"it answered {status}: {body.decode(errors='replace')[:200]}"
+            if status < 500:
                 break
-        except (httpx.TransportError, ValueError, KeyError) as error:
-            problem = repr(error)
+        except (httpx.TransportError, httpx.DecodingError, ValueError) as error:
+            problem = repr(error)[:_LONGEST_PROBLEM]
         if time.monotonic() > until:
             break
         if not is_told:
@@ -280,7 +304,10 @@ class _Probe:
         reply = self._post(return_token_ids=True)
         if reply.status_code != 200:
             return False
-        return bool(reply.json()["choices"][0].get("token_ids"))
+        try:
+            return bool(reply.json()["choices"][0]["token_ids"])
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return False
 
     def takes(self, **fields: Any) -> bool:
         return self._post(**fields).status_code == 200
@@ -302,8 +329,8 @@ class _Probe:
 def _capacity(client: httpx.Client) -> int:
     """Return the tokens of KV that vLLM's metrics tell of; 0 where there are none."""
     try:
-        text = client.get("/metrics").text
-    except httpx.TransportError:
+        text = _got(client, "/metrics")[1].decode(errors="replace")
+    except (httpx.TransportError, httpx.DecodingError, ValueError):
         return 0
     match = re.search(r"vllm:cache_config_info\{([^}]*)\}", text)
     labels = dict(re.findall(r'(\w+)="(\d+)"', match.group(1))) if match else {}

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -121,6 +122,31 @@ def test_one_that_never_answers_is_refused_by_its_url() -> None:
     with pytest.raises(HeadwayError, match=r"http://127.0.0.1:9 lists no models") as refused:
         examine(args, str(MODEL), 0)
     assert refused.value.code is Code.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        "[]",
+        '{"data": [7]}',
+        '{"data": [{}]}',
+        '{"data": {"id": 1}}',
+        '{"data": []}',
+        '{"data": [{"id": "m", "max_model_len": "long"}]}',
+        '{"data": [{"id": "m", "max_model_len": 1e999}]}',
+        "[" * 100_000,
+        "x" * (17 << 20),
+    ],
+    ids=lambda listed: listed[:20],
+)
+def test_one_that_lists_nonsense_is_refused_at_the_start(
+    endpoint: OpenAIEndpoint, listed: str
+) -> None:
+    endpoint.listed = listed
+    args = EndpointArgs(url=endpoint.url, start_patience=0.1)
+    with pytest.raises(HeadwayError, match="lists no models: ") as refused:
+        examine(args, str(MODEL), 0)
+    assert len(refused.value.message) < 500
 
 
 def test_one_that_lists_models_and_computes_nothing_is_refused(endpoint: OpenAIEndpoint) -> None:
@@ -502,6 +528,9 @@ async def test_what_a_stream_refuses_is_the_requests_fault(endpoint: OpenAIEndpo
         b'data: {"choices"\n\n',
         event(token_ids=[3], logprobs=TOP),
         event(token_ids=[3], logprobs={"token_logprobs": [None]}),
+        event(token_ids=[3], logprobs={"token_logprobs": [-inf]}),
+        event(token_ids=[3], logprobs={**TOP, "top_logprobs": [{"token_id:3": nan}]}),
+        event(token_ids=[3], logprobs={"token_logprobs": [10**400]}),
         event(token_ids=[-1]),
         event(token_ids=[2**31]),
         event(token_ids=[1.5]),
@@ -523,6 +552,19 @@ async def test_an_odd_answer_ends_its_request_with_an_error(
     assert "the endpoint" in drawn.message
     assert "secret" not in drawn.message
     assert any(line["log_level"] == "error" for line in logs)
+
+
+async def test_of_more_log_probabilities_than_a_gateway_takes_the_best_are_kept(
+    endpoint: OpenAIEndpoint,
+) -> None:
+    tops = {f"token_id:{n}": -n / 8 for n in range(21)}
+    scores = {"token_logprobs": [-2.5], "top_logprobs": [tops]}
+    plain = make_request("", max_tokens=1)
+    scored = replace(plain, sampling=replace(plain.sampling, num_logprobs=20))
+    endpoint.instead = event(token_ids=[20], finish_reason="length", logprobs=scores)
+    _, drawn = await answered(endpoint, scored)
+    (kept,) = drawn.logprobs
+    assert (kept.logprob, kept.top_token_ids) == (-2.5, tuple(range(20)))
 
 
 async def test_an_answer_that_cannot_be_decoded_ends_its_request(endpoint: OpenAIEndpoint) -> None:
