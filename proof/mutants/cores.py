@@ -25,6 +25,7 @@ _PREFIXES_TESTS = "tests/core/scheduler/test_scheduler_prefixes.py"
 _PREFIX_CACHE_TESTS = "tests/core/worker/test_worker_prefix_cache.py"
 _QUOTAS_TESTS = "tests/core/gateway/test_gateway_quotas.py"
 _ROUNDS_TESTS = "tests/core/worker/test_worker_rounds.py"
+_SCHEDULER_SCENARIOS = "tests/scenarios/test_scheduler_scenarios.py"
 _SCHEDULER_TESTS = "tests/core/scheduler/test_scheduler.py"
 _SHARES_TESTS = "tests/core/gateway/test_gateway_shares.py"
 _TAKEOVER_TESTS = "tests/core/scheduler/test_scheduler_takeover.py"
@@ -452,7 +453,7 @@ CORES = (
         f"{_SCHEDULER}state.py",
         "return (self.fencing_token & 0xFFFFFFFF) << 32 | self._num_dispatches",
         "return self._num_dispatches",
-        (_TAKEOVER_TESTS, _SCHEDULER_TESTS),
+        (_SCHEDULER_SCENARIOS,),
     ),
     Mutation(
         "orders go out before their records",

@@ -41,34 +41,6 @@ def test_a_request_is_dispatched_at_once_to_an_idle_worker() -> None:
     )
 
 
-def test_requests_behind_a_pass_are_gathered_and_go_together_at_its_end() -> None:
-    scheduler = make_scheduler()
-    scheduler.connect(make_info("p"))
-    for stream_id in (1, 2, 3):
-        scheduler.submit(stream_id)
-    assert scheduler.dispatched("p") == [1]
-    scheduler.serve("p")
-    assert scheduler.dispatched("p") == [1, 2, 3]
-    assert len(scheduler.dispatches("p")) == 2
-
-
-def test_instances_are_dispatched_to_one_interval_apart() -> None:
-    scheduler = make_scheduler()
-    for worker_id in ("p1", "p2"):
-        scheduler.connect(make_info(worker_id))
-    scheduler.submit(1)
-    scheduler.submit(2)
-    for stream_id in range(3, 9):
-        scheduler.submit(stream_id)
-    assert (scheduler.dispatched("p1"), scheduler.dispatched("p2")) == ([1], [2])
-    scheduler.accept("p1")
-    scheduler.accept("p2")
-    scheduler.end_forward("p1", after=0.02)  # T̄ is 0.1: the interval is 0.05
-    assert scheduler.dispatched("p1") == [1]
-    scheduler.wait(0.03)
-    assert scheduler.dispatched("p1") == [1, 3, 4, 5, 6, 7, 8]
-
-
 def test_a_batch_is_packed_over_the_instances_units() -> None:
     scheduler = make_scheduler()
     scheduler.connect(make_info("p", units=2))
@@ -78,32 +50,6 @@ def test_a_batch_is_packed_over_the_instances_units() -> None:
     scheduler.serve("p")
     batches = scheduler.dispatches("p")[-1].batches
     assert [(b.unit, [r.stream_id for r in b.requests]) for b in batches] == [(0, [2]), (1, [3, 4])]
-
-
-def test_what_does_not_fit_the_chunk_waits_for_the_next_pass() -> None:
-    scheduler = make_scheduler()
-    scheduler.connect(make_info("p", chunk=100))
-    scheduler.submit(1)
-    for stream_id in (2, 3, 4):
-        scheduler.submit(stream_id, 60)
-    scheduler.serve("p")
-    assert scheduler.dispatched("p") == [1, 2, 3]
-    scheduler.serve("p", queued=20)
-    assert scheduler.dispatched("p") == [1, 2, 3, 4]
-
-
-def test_leftover_chunks_are_topped_up_at_the_end_of_a_pass() -> None:
-    scheduler = make_scheduler()
-    for worker_id in ("p1", "p2"):
-        scheduler.connect(make_info(worker_id, chunk=100))
-    scheduler.submit(1, 150)
-    scheduler.submit(2, 150)
-    scheduler.submit(3)
-    scheduler.submit(4)
-    scheduler.accept("p1")
-    scheduler.end_forward("p1", queued=50, after=0.01)
-    assert scheduler.dispatched("p1") == [1, 3, 4]
-    assert scheduler.decisions()[-1].rule == "top-up"
 
 
 def test_a_prompt_waits_until_a_unit_has_kv_room_for_it() -> None:
@@ -128,14 +74,6 @@ def test_kv_blocks_promised_to_a_dispatch_are_not_promised_again() -> None:
     assert scheduler.dispatched("p") == [1, 2]
 
 
-def test_dispatch_ids_are_unique_over_leaders() -> None:
-    scheduler = make_scheduler()
-    scheduler.post(Elected(7, ()))
-    scheduler.connect(make_info("p"))
-    scheduler.submit(1)
-    assert scheduler.dispatches("p")[0].dispatch_id == 7 << 32 | 1
-
-
 def test_requests_go_to_workers_of_their_model() -> None:
     scheduler = make_scheduler()
     scheduler.connect(make_info("p", model="m"))
@@ -154,14 +92,6 @@ def test_decode_workers_are_never_dispatched_to() -> None:
     assert scheduler.core.status().pools[0].num_active == 0
 
 
-def test_requests_wait_for_a_first_prefill_worker() -> None:
-    scheduler = make_scheduler()
-    scheduler.submit(1)
-    scheduler.wait(5.0)
-    scheduler.connect(make_info("p"))
-    assert scheduler.dispatched("p") == [1]
-
-
 def test_a_draining_worker_is_given_nothing_new() -> None:
     scheduler = make_scheduler()
     info = make_info("p")
@@ -169,19 +99,6 @@ def test_a_draining_worker_is_given_nothing_new() -> None:
     scheduler.connect(info, draining=True)
     scheduler.submit(1)
     assert scheduler.dispatched("p") == []
-
-
-def test_the_watchdog_is_noted_and_the_worker_dispatched_to_again() -> None:
-    scheduler = make_scheduler()
-    scheduler.connect(make_info("p"))
-    scheduler.submit(1, 100)
-    scheduler.submit(2, 100)
-    scheduler.wait(0.49)
-    assert scheduler.dispatched("p") == [1]
-    scheduler.wait(0.02)
-    assert scheduler.dispatched("p") == [1, 2]
-    assert scheduler.notes() == ["watchdog_expired"]
-    assert scheduler.decisions()[-1].rule == "fixed-interval"
 
 
 def test_immediate_dispatch_holds_nothing_back() -> None:
@@ -259,16 +176,6 @@ def test_nothing_is_dispatched_before_election() -> None:
     scheduler.submit(1)
     assert scheduler.dispatched("p") == []
     scheduler.post(Elected(1, ("p",)))
-    assert scheduler.dispatched("p") == [1]
-
-
-def test_a_new_leader_waits_for_the_snapshots_of_all_members() -> None:
-    scheduler = SchedulerHarness(short_pass(), elect=False)
-    scheduler.post(Elected(1, ("p", "q")))
-    scheduler.connect(make_info("p"))
-    scheduler.submit(1)
-    assert scheduler.dispatched("p") == []
-    scheduler.connect(make_info("q"))
     assert scheduler.dispatched("p") == [1]
 
 

@@ -141,22 +141,6 @@ def test_a_cancelled_request_is_not_lost() -> None:
     assert scheduler.core.status().num_tracked == 0
 
 
-def test_a_request_whose_source_dies_on_the_way_is_lost_and_stopped_at_its_target() -> None:
-    scheduler = moving()
-    scheduler.kill("p")
-    assert scheduler.lost() == [1]
-    assert scheduler.cancelled("d") == [1]
-
-
-def test_a_request_whose_target_dies_on_the_way_goes_to_another() -> None:
-    scheduler = moving()
-    scheduler.kill("d")
-    assert scheduler.lost() == []
-    scheduler.connect(make_info("e", Role.DECODE))
-    scheduler.handed_off("p", ok=False)
-    assert scheduler.orders("p", Handoff)[-1].target_worker_id == "e"
-
-
 def test_a_request_that_had_reached_its_target_before_that_died_is_lost() -> None:
     scheduler = moving()
     scheduler.kill("d")
@@ -180,14 +164,6 @@ def test_a_target_that_came_back_with_the_request_keeps_it() -> None:
     scheduler.handed_off("p", ok=True)
     assert scheduler.lost() == []
     assert scheduler.placed()[-1] == (1, "d")
-
-
-def test_a_worker_that_comes_back_is_told_to_stop_what_was_lost_with_it() -> None:
-    scheduler = make_scheduler(("u", Role.UNIFIED))
-    scheduler.submit(1)
-    scheduler.kill("u")
-    scheduler.connect(make_info("u", Role.UNIFIED), held(1))
-    assert scheduler.cancelled("u") == [1]
 
 
 def test_a_worker_that_comes_back_with_another_shape_loses_what_it_held() -> None:
@@ -239,39 +215,6 @@ def new_leader(*worker_ids: str) -> SchedulerHarness:
     return scheduler
 
 
-def test_a_new_leader_leaves_running_requests_where_they_are() -> None:
-    scheduler = new_leader("u")
-    scheduler.submit(1)
-    scheduler.connect(make_info("u", Role.UNIFIED), held(1))
-    scheduler.wait(5.0)
-    assert scheduler.dispatched("u") == []
-    scheduler.end_forward("u", dispatch_ids=(), finished=(1,))
-    assert scheduler.core.status().num_tracked == 0
-
-
-def test_a_request_that_a_worker_holds_is_known_when_its_gateway_submits_it_later() -> None:
-    scheduler = new_leader("u")
-    scheduler.connect(make_info("u", Role.UNIFIED), held(1))
-    scheduler.submit(1)
-    assert scheduler.dispatched("u") == []
-
-
-def test_a_request_that_finished_before_its_gateway_submits_it_again_is_not_run() -> None:
-    scheduler = new_leader("u")
-    scheduler.connect(make_info("u", Role.UNIFIED))
-    scheduler.end_forward("u", dispatch_ids=(), finished=(1,))
-    scheduler.submit(1)
-    assert scheduler.dispatched("u") == []
-
-
-def test_a_new_leader_places_what_it_finds_prefilled() -> None:
-    scheduler = new_leader("p", "d")
-    scheduler.connect(make_info("p"), held(1, handoff=True))
-    assert scheduler.orders("p", Handoff) == []
-    scheduler.connect(make_info("d", Role.DECODE))
-    assert [o.target_worker_id for o in scheduler.orders("p", Handoff)] == ["d"]
-
-
 def test_a_new_leader_goes_on_with_a_move_that_it_finds_half_done() -> None:
     for first, second in (("p", "d"), ("d", "p")):
         scheduler = new_leader("p", "d")
@@ -293,13 +236,6 @@ def test_a_held_request_of_which_a_later_attempt_was_submitted_is_stopped() -> N
     scheduler.connect(make_info("u", Role.UNIFIED), held(1, request_id="r"))
     assert scheduler.cancelled("u") == [1]
     assert scheduler.dispatched("u") == [2]
-
-
-def test_a_later_attempt_stops_the_held_one() -> None:
-    scheduler = new_leader("u")
-    scheduler.connect(make_info("u", Role.UNIFIED), held(1, request_id="r"))
-    scheduler.post(make_request(2, request_id="r", attempt=1))
-    assert scheduler.cancelled("u") == [1]
 
 
 def test_a_request_cancelled_before_its_worker_was_heard_is_stopped_there() -> None:

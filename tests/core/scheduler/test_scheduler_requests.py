@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from headway.cluster import Adapter, Role, UnitLoad, WorkerInfo
+from headway.cluster import Adapter, Role, WorkerInfo
 from headway.core.scheduler.events import GatewayConnected, GatewayDisconnected, Note
 from headway.errors import Code, HeadwayError
 from headway.messages import CancelStream, HeldRequest, Rejected
-from headway.policies.packing.flow_control import FlowControl
 from headway.request import StreamKey
 from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, make_request, short_pass
 
@@ -93,16 +92,6 @@ def test_a_request_goes_to_the_worker_that_could_hold_it() -> None:
     assert scheduler.dispatched("u2") == [1]
 
 
-def test_a_full_window_refuses_with_a_hint_when_to_try_again() -> None:
-    scheduler = make_scheduler(max_waiting=2)
-    scheduler.connect(make_info("p", chunk=100))
-    for stream_id in range(1, 5):
-        scheduler.submit(stream_id, 300)
-    assert refusal(scheduler).key == key(4)
-    assert refusal(scheduler).code is Code.RESOURCE_EXHAUSTED
-    assert refusal(scheduler).retry_after == pytest.approx(1.0)  # 600 tokens at 1000 a second
-
-
 def test_the_hint_follows_the_measured_velocity() -> None:
     scheduler = make_scheduler(max_waiting=1)
     scheduler.connect(make_info("p", chunk=100, blocks=1000))
@@ -144,42 +133,6 @@ def test_later_attempts_have_a_bound_of_their_own() -> None:
     assert refusal(scheduler).code is Code.RESOURCE_EXHAUSTED
 
 
-def test_flow_control_throttles_and_then_refuses() -> None:
-    scheduler = make_scheduler(flow_control=FlowControl(num_cycles=2))
-    info = make_info("p", blocks=20)
-    scheduler.connect(info, loads=(UnitLoad(0, 0, 0, 150, 5),))
-    scheduler.submit(1, 150)
-    scheduler.wait(0.25)
-    assert scheduler.core.status().pools[0].flow_level == "throttled"
-    scheduler.submit(2)
-    assert scheduler.core.status().pools[0].num_at_door == 1
-    scheduler.wait(0.3)
-    scheduler.submit(3)
-    assert refusal(scheduler).key == key(3)
-    assert refusal(scheduler).code is Code.RESOURCE_EXHAUSTED
-    assert refusal(scheduler).retry_after > 0
-    scheduler.end_forward("p", dispatch_ids=(), pass_time=0.0, after=0.1)
-    assert scheduler.dispatched("p") == [1]
-
-
-def test_flow_control_applies_without_any_prefill_worker() -> None:
-    scheduler = make_scheduler(max_waiting=1)
-    scheduler.submit(1)
-    scheduler.submit(2)
-    assert refusal(scheduler).code is Code.RESOURCE_EXHAUSTED
-
-
-def test_a_deadline_that_passes_in_the_window_is_told() -> None:
-    scheduler = make_scheduler()
-    scheduler.submit(1, deadline_at=scheduler.now + 0.5)
-    scheduler.wait(0.49)
-    assert scheduler.rejected() == []
-    scheduler.wait(0.02)
-    assert refusal(scheduler).code is Code.DEADLINE_EXCEEDED
-    scheduler.connect(make_info("p"))
-    assert scheduler.dispatched("p") == []
-
-
 def test_a_deadline_that_has_passed_is_refused_at_once() -> None:
     scheduler = make_scheduler()
     scheduler.submit(1, deadline_at=scheduler.now - 0.5)
@@ -196,16 +149,6 @@ def test_a_repeated_submission_is_ignored_while_it_waits_and_while_it_runs() -> 
     scheduler.connect(make_info("p"))
     scheduler.submit(1)
     scheduler.serve("p")
-    assert scheduler.dispatched("p") == [1]
-
-
-def test_a_finished_request_is_not_run_again() -> None:
-    scheduler = make_scheduler()
-    scheduler.connect(make_info("p"))
-    scheduler.submit(1)
-    scheduler.serve("p", finished=(1,))
-    assert scheduler.core.status().num_tracked == 0
-    scheduler.submit(1)
     assert scheduler.dispatched("p") == [1]
 
 
@@ -244,22 +187,6 @@ def test_an_older_attempt_that_comes_late_is_not_run() -> None:
     scheduler.submit(1, request_id="r", attempt=0)
     scheduler.connect(make_info("p"))
     assert scheduler.dispatched("p") == [2]
-
-
-def test_a_cancel_before_dispatch_takes_the_request_out_of_the_window() -> None:
-    scheduler = make_scheduler()
-    scheduler.submit(1)
-    scheduler.post(CancelStream(key(1)))
-    scheduler.connect(make_info("p"))
-    assert scheduler.dispatched("p") == []
-
-
-def test_a_cancel_after_dispatch_goes_to_the_worker() -> None:
-    scheduler = make_scheduler()
-    scheduler.connect(make_info("p"))
-    scheduler.submit(1)
-    scheduler.post(CancelStream(key(1)))
-    assert scheduler.cancelled("p") == [1]
 
 
 def test_a_cancel_that_comes_before_its_request_is_kept() -> None:

@@ -424,14 +424,6 @@ def test_what_is_arriving_at_a_worker_is_not_dispatched() -> None:
     assert successor.lost() == successor.cancelled("d") == []
 
 
-def test_what_has_arrived_runs_there() -> None:
-    successor = heard_arriving()
-    successor.end_forward("d", prefilled=(held(1, decoding=True),), kv_tokens=11)
-    assert successor.saved()[key(1)].worker_id == "d"
-    successor.end_forward("d", finished=(1,))
-    assert successor.core.status().num_tracked == 0
-
-
 def test_what_does_not_arrive_is_lost_once() -> None:
     successor = heard_arriving()
     fails = FinishedRequest(key(1), 0, 10, 1, FinishReason.CANCELLED)
@@ -445,14 +437,6 @@ def test_what_was_arriving_at_a_worker_that_dies_is_lost() -> None:
     successor = heard_arriving()
     successor.kill("d")
     assert successor.lost() == [1]
-
-
-def test_a_source_that_is_heard_later_still_answers_for_it() -> None:
-    successor = heard_arriving("p")
-    successor.connect(make_info("p"), held(1, waiting=True))
-    assert [order.target_worker_id for order in successor.orders("p", Handoff)] == ["d"]
-    successor.handed_off("p")
-    assert successor.placed()[-1] == (1, "d")
 
 
 def test_a_running_source_that_is_heard_later_goes_on_where_the_move_fails() -> None:
