@@ -21,12 +21,9 @@ from headway.forward_pass import PassResult, Sampled
 from headway.messages import (
     Accepted,
     CancelHandoff,
-    CancelStream,
     Dispatch,
-    Drain,
     Handoff,
     HandoffResult,
-    Snapshot,
     UnitBatch,
 )
 from headway.request import FinishReason, StreamKey
@@ -42,27 +39,6 @@ def test_a_request_yields_its_tokens_and_ends_by_length() -> None:
     assert output_of(worker, 1) == expected_output(request.prompt_token_ids, 5)
     assert worker.ends == {1: ["length"]}
     assert worker.core.num_held == 0
-
-
-def test_a_prompt_longer_than_the_chunk_takes_several_passes() -> None:
-    worker = make_worker(chunk=4)
-    request = make_request(1, prompt=11, max_tokens=1)
-    worker.post(dispatch(request))
-    num_passes = 0
-    while worker.run_pass():
-        num_passes += 1
-    assert num_passes == 3
-    assert output_of(worker, 1) == expected_output(request.prompt_token_ids, 1)
-
-
-def test_decoding_requests_come_before_prefills_in_a_chunk() -> None:
-    worker = make_worker(chunk=8)
-    worker.post(dispatch(make_request(1, prompt=2, max_tokens=9)))
-    worker.run_pass()
-    worker.post(dispatch(make_request(2, prompt=30), dispatch_id=2))
-    worker.run_pass()
-    items = worker.passes[0].items
-    assert [(i.key.stream_id, len(i.token_ids)) for i in items] == [(1, 1), (2, 7)]
 
 
 def test_a_repeated_dispatch_is_acknowledged_and_otherwise_ignored() -> None:
@@ -88,17 +64,6 @@ def test_a_resubmitted_request_goes_on_behind_its_tokens() -> None:
     assert worker.tokens[1] == {3: whole[3], 4: whole[4]}
 
 
-def test_full_blocks_preempt_the_latest_and_every_request_still_ends_right() -> None:
-    worker = make_worker(blocks=8, block_size=2, chunk=64)
-    requests = [make_request(i, prompt=3, max_tokens=10) for i in (1, 2, 3)]
-    worker.post(dispatch(*requests))
-    worker.run_all()
-    for request in requests:
-        expected = expected_output(request.prompt_token_ids, 10)
-        assert output_of(worker, request.stream_id) == expected
-    assert worker.core.loads[0].num_free_blocks == 8
-
-
 def test_a_request_that_can_never_fit_is_refused_with_the_limit() -> None:
     worker = make_worker(blocks=4, block_size=2)
     actions = worker.post(dispatch(make_request(1, prompt=8)))
@@ -117,20 +82,6 @@ def test_an_unknown_unit_or_model_fails_the_request_alone() -> None:
     worker.post(dispatch(make_request(2), dispatch_id=2))
     worker.run_all()
     assert worker.ends[2] == ["length"]
-
-
-@pytest.mark.parametrize("passes_before", [0, 1, 2])
-def test_a_cancelled_request_frees_its_blocks(passes_before: int) -> None:
-    worker = make_worker()
-    request = make_request(1, max_tokens=50)
-    worker.post(dispatch(request))
-    for _ in range(passes_before):
-        worker.run_pass()
-    worker.post(CancelStream(request.key))
-    worker.run_all()
-    assert worker.core.num_held == 0
-    assert worker.core.loads[0].num_free_blocks == 32
-    assert reports(worker)[-1].finished[0].finish_reason is FinishReason.CANCELLED
 
 
 def test_a_gateway_that_is_gone_takes_its_requests_with_it() -> None:
@@ -255,31 +206,6 @@ def test_every_chunk_of_a_prompt_is_reported_with_what_is_left(role: Role) -> No
         assert reports(worker)[-1].loads[0].queued_prefill_tokens == left
 
 
-def test_a_prefill_worker_emits_the_first_token_and_holds_the_blocks() -> None:
-    worker = make_worker(Role.PREFILL)
-    request = make_request(1)
-    worker.post(dispatch(request))
-    worker.run_all()
-    assert len(worker.tokens[1]) == 1
-    held = reports(worker)[-1].prefilled[0]
-    assert (held.key, held.num_tokens, held.awaiting_handoff) == (request.key, 7, True)
-    assert worker.core.loads[0].num_free_blocks == 30
-
-
-def test_a_handed_off_request_resumes_at_the_exact_next_token() -> None:
-    source, target = make_worker(Role.PREFILL, block_size=4), make_worker(Role.DECODE, block_size=4)
-    request = make_request(1, prompt=9, max_tokens=12)
-    source.post(dispatch(request))
-    source.run_all()
-    source.post(Handoff(request.key, "t", "t:1", 0, 1))
-    assert transfer(source, target)
-    target.run_all()
-    tokens = {**source.tokens[1], **target.tokens[1]}
-    expected = expected_output(request.prompt_token_ids, 12)
-    assert [tokens[i] for i in range(12)] == expected
-    assert source.core.num_held == target.core.num_held == 0
-
-
 def test_a_target_whose_address_is_now_the_sources_own_gets_nothing() -> None:
     source = make_worker(Role.PREFILL)
     request = make_request(1)
@@ -290,23 +216,6 @@ def test_a_target_whose_address_is_now_the_sources_own_gets_nothing() -> None:
     assert isinstance(result, HandoffResult)
     assert (result.ok, result.retriable) == (False, True)
     assert source.core.num_held == 1
-
-
-def test_a_failed_transfer_leaves_the_request_with_the_source() -> None:
-    source, target = make_worker(Role.PREFILL), make_worker(Role.DECODE)
-    request = make_request(1)
-    source.post(dispatch(request))
-    source.run_all()
-    source.post(Handoff(request.key, "t", "t:1", 0, 1))
-    assert not transfer(source, target, fails=True)
-    result = source.log[-1]
-    assert isinstance(result, HandoffResult)
-    assert not result.ok
-    assert result.retriable
-    source.post(Handoff(request.key, "t", "t:1", 0, 1))
-    assert transfer(source, target)
-    target.run_all()
-    assert target.ends == {1: ["length"]}
 
 
 @pytest.mark.parametrize(("ok", "fencing_token"), [(False, 5), (True, 1)])
@@ -357,45 +266,6 @@ def test_a_transfer_to_a_worker_that_is_gone_is_stopped_and_its_request_stays() 
     assert source.core.num_held == 1
     source.post(CancelHandoff(request.key, "t"))  # it has ended
     assert source.log[-1] is result
-
-
-def test_a_cancel_during_a_transfer_waits_for_its_end() -> None:
-    source, target = make_worker(Role.PREFILL), make_worker(Role.DECODE)
-    request = make_request(1)
-    source.post(dispatch(request))
-    source.run_all()
-    source.post(Handoff(request.key, "t", "t:1", 0, 1))
-    cancelled = CancelStream(request.key)
-    assert not transfer(source, target, fails=True, after_offer=lambda: _post(source, cancelled))
-    assert source.core.num_held == 0
-    result = next(a for a in source.log if isinstance(a, HandoffResult))
-    assert not result.retriable
-
-
-def _post(worker: WorkerHarness, event: CancelStream) -> None:
-    held = worker.core.num_held
-    worker.post(event)
-    assert worker.core.num_held == held
-
-
-def test_a_handoff_of_an_unknown_request_is_answered_as_not_retriable() -> None:
-    worker = make_worker(Role.PREFILL)
-    actions = worker.post(Handoff(StreamKey("g", 9), "t", "t:1", 0, 1))
-    result = next(a for a in actions if isinstance(a, HandoffResult))
-    assert not result.ok
-    assert not result.retriable
-
-
-def test_a_new_scheduler_gets_a_snapshot_of_what_is_held() -> None:
-    worker = make_worker(Role.PREFILL)
-    request = make_request(1)
-    worker.post(dispatch(request))
-    worker.run_all()
-    worker.post(Drain())
-    snapshot = next(a for a in worker.post(LeaderConnected()) if isinstance(a, Snapshot))
-    assert snapshot.draining
-    assert [h.key for h in snapshot.held] == [request.key]
-    assert snapshot.held[0].awaiting_handoff
 
 
 def test_dp_units_share_passes_but_not_blocks() -> None:

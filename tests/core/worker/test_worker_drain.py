@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.cluster import Role
-from headway.core.worker.events import TransferEnded
 from headway.core.worker.lifecycle import Stage
 from headway.messages import (
     CancelStream,
@@ -20,7 +19,7 @@ from headway.messages import (
 )
 from headway.policies.batching.fcfs import Fcfs
 from headway.request import StreamKey
-from tests.fakes.paged import WorkerHarness, expected_output, transfer
+from tests.fakes.paged import WorkerHarness, expected_output
 from tests.fakes.worker_core import crowded, dispatch, make_request, make_worker, output_of
 
 
@@ -58,16 +57,6 @@ def test_what_has_lost_its_blocks_has_begun_and_is_not_handed_back() -> None:
     assert len(output_of(worker, 2)) == 14
 
 
-def test_what_was_handed_back_may_come_again() -> None:
-    worker = make_worker(chunk=6)
-    worker.post(dispatch(make_request(1, prompt=6, max_tokens=2)))
-    worker.post(dispatch(make_request(2, prompt=6, max_tokens=2), dispatch_id=2))
-    worker.post(GiveBack((key(2),)))
-    worker.post(dispatch(make_request(2, prompt=6, max_tokens=2), dispatch_id=3))
-    worker.run_all()
-    assert len(output_of(worker, 2)) == 2
-
-
 def test_a_drain_says_who_can_move_and_tells_of_the_others_when_they_can() -> None:
     worker = make_worker(Role.UNIFIED, chunk=6)
     worker.post(dispatch(make_request(1, prompt=6, max_tokens=20)))
@@ -78,16 +67,6 @@ def test_a_drain_says_who_can_move_and_tells_of_the_others_when_they_can() -> No
     assert {h.key.stream_id: h.decoding for h in snapshot.held} == {1: True, 2: False}
     worker.run_all()
     assert sorted(told(worker)) == [1, 2]  # once each
-
-
-def test_a_prefiller_that_becomes_a_decoder_goes_on_with_what_awaits_a_handoff() -> None:
-    worker = make_worker(Role.PREFILL)
-    worker.post(dispatch(make_request(1, prompt=6, max_tokens=5)))
-    worker.run_pass()
-    assert not worker.passes
-    worker.post(ChangeRole(Role.DECODE))
-    worker.run_all()
-    assert output_of(worker, 1) == expected_output(range(2, 8), 5)
 
 
 def test_a_worker_serves_decoding_first_while_it_is_convertible() -> None:
@@ -105,34 +84,6 @@ def test_a_worker_serves_decoding_first_while_it_is_convertible() -> None:
         served.append([item.key.stream_id for item in worker.passes[0].items])
     assert served == [[2], [1, 2], [2]]
     worker.run_all()
-
-
-def test_a_decoder_that_becomes_a_prefiller_decodes_until_it_is_told_to_move() -> None:
-    worker, target = make_worker(Role.DECODE), make_worker(Role.DECODE)
-    worker.post(dispatch(make_request(1, prompt=6, max_tokens=9)))
-    worker.run_pass()
-    worker.post(ChangeRole(Role.PREFILL))
-    worker.run_pass()
-    assert worker.passes  # it goes on
-    worker.post(dispatch(make_request(2, prompt=6, max_tokens=9), dispatch_id=2))
-    worker.post(Handoff(key(1), "w2", "w2:1", 0, 1))
-    worker.run_pass()
-    assert transfer(worker, target)
-    worker.run_all()
-    target.run_all()
-    assert output_of(worker, 1) + output_of(target, 1) == expected_output(range(2, 8), 9)
-    assert len(output_of(worker, 2)) == 1  # and waits for its handoff
-
-
-def test_a_handoff_that_fails_after_the_role_has_changed_leaves_it_decoding() -> None:
-    worker = make_worker(Role.PREFILL)
-    worker.post(dispatch(make_request(1, prompt=6, max_tokens=5)))
-    worker.run_pass()
-    worker.post(Handoff(key(1), "w2", "w2:1", 0, 1))
-    worker.post(ChangeRole(Role.DECODE))
-    worker.post(TransferEnded(key(1), "w2", 0, ok=False))
-    worker.run_all()
-    assert output_of(worker, 1) == expected_output(range(2, 8), 5)
 
 
 def test_it_hands_nothing_off_to_itself() -> None:

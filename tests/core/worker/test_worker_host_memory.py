@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.cluster import Role
 from headway.core.worker.events import LeaderConnected, PassFailed
 from headway.forward_pass import ForwardPass
-from headway.messages import CancelStream, Handoff, HandoffResult, LoadReport, WantedReports
+from headway.messages import CancelStream, Handoff, LoadReport, WantedReports
 from headway.policies.batching.fcfs import Fcfs
 from headway.policies.batching.pascal import Pascal, PascalParams
 from headway.request import StreamKey
@@ -41,34 +41,6 @@ def test_kv_comes_back_from_host_memory_and_nothing_is_computed_again() -> None:
         assert output_of(worker, number) == expected_output(range(number + 1, number + 9), 14)
 
 
-def test_without_host_memory_it_is_computed_again() -> None:
-    worker = crowded(0)
-    worker.run_all()
-    assert num_swapped(worker) == (0, 0)
-    assert output_of(worker, 2) == expected_output(range(3, 11), 14)
-
-
-def test_a_cancelled_request_leaves_host_memory() -> None:
-    worker = crowded(100)
-    until_preempted(worker)
-    worker.post(CancelStream(StreamKey("g", 2)))
-    assert not is_preempted(worker)
-    worker.run_all()
-    assert output_of(worker, 1) == expected_output(range(2, 10), 14)
-
-
-def test_a_request_moves_to_another_worker_out_of_host_memory() -> None:
-    source, target = crowded(100), make_worker(Role.DECODE)
-    until_preempted(source)
-    source.run_pass()  # which carries the swap out
-    source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0, 1))
-    assert transfer(source, target)
-    assert not is_preempted(source)
-    target.run_all()
-    source.run_all()
-    assert output_of(source, 2) + output_of(target, 2) == expected_output(range(3, 11), 14)
-
-
 def test_kv_that_finds_no_blocks_waits_in_the_targets_host_memory() -> None:
     source = make_worker(Role.PREFILL)
     source.post(dispatch(make_request(1, 12, max_tokens=4)))
@@ -81,18 +53,6 @@ def test_kv_that_finds_no_blocks_waits_in_the_targets_host_memory() -> None:
     assert target.core.loads[0].host_tokens == 12
     target.run_all()
     assert output_of(source, 1) + output_of(target, 1) == expected_output(range(2, 14), 4)
-
-
-def test_a_move_that_fails_leaves_it_in_host_memory() -> None:
-    source, target = crowded(100), make_worker(Role.DECODE)
-    until_preempted(source)
-    source.run_pass()
-    source.post(Handoff(StreamKey("g", 2), "w2", "w2:1", 0, 1))
-    assert not transfer(source, target, fails=True)
-    assert is_preempted(source)
-    source.run_all()
-    assert output_of(source, 2) == expected_output(range(3, 11), 14)
-    assert [a.ok for a in source.log if isinstance(a, HandoffResult)] == [False]
 
 
 # --- reports --------------------------------------------------------------------------
@@ -167,17 +127,6 @@ def test_host_blocks_of_a_swap_in_flight_come_free_when_the_pass_has_ended() -> 
     assert host.num_free == 25
 
 
-def test_kv_that_could_not_be_swapped_out_is_computed_again() -> None:
-    worker = crowded(100)
-    until_preempted(worker)
-    failed = worker.passes.popleft()
-    worker.post(PassFailed(failed.pass_id, (StreamKey("g", 2),), "no room"))
-    assert not is_preempted(worker)
-    worker.run_all()
-    for number in (1, 2):
-        assert output_of(worker, number) == expected_output(range(number + 1, number + 9), 14)
-
-
 def test_a_pass_that_failed_before_its_swaps_loses_no_token() -> None:
     worker = crowded(100)
     until_preempted(worker)
@@ -202,19 +151,6 @@ def until_it_returns(worker: WorkerHarness) -> ForwardPass:
     return worker.passes[0]
 
 
-def test_who_comes_back_beside_a_pass_is_in_the_next_one() -> None:
-    worker = beside()
-    returning = until_it_returns(worker)
-    (swap,) = returning.swapped_in
-    assert swap.key not in [item.key for item in returning.items]
-    worker.run_pass()
-    assert swap.key in [item.key for item in worker.passes[0].items]
-    worker.run_all()
-    for number in (1, 2):
-        assert output_of(worker, number) == expected_output(range(number + 1, number + 9), 14)
-    assert worker.core.loads[0].num_free_blocks == 8
-
-
 def test_who_is_cancelled_on_the_way_back_keeps_its_blocks_until_it_is_there() -> None:
     worker = beside()
     (swap,) = until_it_returns(worker).swapped_in
@@ -224,26 +160,3 @@ def test_who_is_cancelled_on_the_way_back_keeps_its_blocks_until_it_is_there() -
     worker.run_all()
     assert worker.core.loads[0].num_free_blocks == 8
     assert worker.core.num_held == 0
-
-
-def test_who_did_not_come_back_is_computed_again() -> None:
-    worker = beside()
-    returning = until_it_returns(worker)
-    (swap,) = returning.swapped_in
-    worker.passes.clear()
-    worker.post(PassFailed(returning.pass_id, (swap.key,), "no memory"))
-    worker.run_all()
-    assert output_of(worker, 2) == expected_output(range(3, 11), 14)
-    assert worker.core.loads[0].num_free_blocks == 8
-
-
-def test_who_is_to_leave_does_so_when_it_is_back() -> None:
-    source, target = beside(), make_worker(Role.DECODE)
-    (swap,) = until_it_returns(source).swapped_in
-    source.post(Handoff(swap.key, "w2", "w2:1", 0, 1))
-    assert not source.transfers
-    source.run_pass()
-    assert transfer(source, target)
-    target.run_all()
-    source.run_all()
-    assert output_of(source, 2) + output_of(target, 2) == expected_output(range(3, 11), 14)

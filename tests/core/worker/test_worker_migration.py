@@ -45,46 +45,6 @@ def test_it_leaves_at_the_end_of_its_pass_and_goes_on_at_the_exact_token() -> No
     assert [(r.ok, r.target_worker_id) for r in results(source)] == [(True, "w2")]
 
 
-def test_it_goes_on_at_the_source_where_the_transfer_fails() -> None:
-    source, target = decoding(), make_worker(Role.DECODE)
-    source.post(MOVE)
-    source.run_pass()
-    assert not transfer(source, target, fails=True)
-    source.run_all()
-    assert output_of(source, 1) == expected_output(range(2, 8), 9)
-    assert target.core.num_held == 0
-    assert [(r.ok, r.retriable) for r in results(source)] == [(False, True)]
-
-
-def test_the_source_keeps_its_blocks_until_the_target_has_acknowledged() -> None:
-    source = decoding()
-    source.post(MOVE)
-    source.run_pass()
-    (load,) = source.core.loads
-    assert load.num_free_blocks < 32
-    transfer(source, make_worker(Role.DECODE))
-    assert source.core.loads[0].num_free_blocks == 32
-
-
-def test_one_that_ends_before_it_could_leave_is_told_of() -> None:
-    source = decoding(max_tokens=3)
-    source.post(MOVE)
-    source.run_pass()
-    assert source.ends == {1: ["length"]}
-    assert not source.transfers
-    assert [(r.ok, r.retriable) for r in results(source)] == [(False, False)]
-
-
-def test_one_that_is_cancelled_before_it_could_leave_is_told_of() -> None:
-    source = decoding()
-    source.post(MOVE)
-    source.post(CancelStream(StreamKey("g", 1)))
-    source.run_pass()
-    assert not source.transfers
-    assert [r.ok for r in results(source)] == [False]
-    assert source.core.num_held == 0
-
-
 def test_a_repeated_order_moves_it_once() -> None:
     source = decoding()
     source.post(MOVE)
@@ -143,12 +103,6 @@ def test_a_target_that_has_greeted_a_newer_leader_refuses_the_kv() -> None:
     assert [h.key for h in greet(source, 2).held] == [MOVE.key]
     source.run_all()
     assert output_of(source, 1) == expected_output(range(2, 8), 9)
-
-
-def test_a_target_that_has_greeted_the_same_leader_takes_the_kv() -> None:
-    source, target = leaving(), make_worker(Role.DECODE)
-    greet(target, 1)
-    assert transfer(source, target)
 
 
 def test_an_offer_of_what_runs_here_already_is_acknowledged() -> None:

@@ -17,7 +17,7 @@ from headway.core.worker.events import (
     TransferEnded,
 )
 from headway.errors import Code
-from headway.messages import CancelStream, Handoff, HandoffResult
+from headway.messages import Handoff, HandoffResult
 from headway.policies.batching.fcfs import Fcfs
 from headway.request import StreamKey
 from tests.fakes.paged import WorkerHarness, break_off, expected_output, transfer
@@ -120,31 +120,6 @@ def test_one_that_ends_meanwhile_goes_nowhere() -> None:
     assert_whole(source, target, 5)
 
 
-def test_one_that_is_cancelled_meanwhile_ends_when_its_transfer_has() -> None:
-    source, target = moving(), make_worker(Role.DECODE)
-    source.run_pass()
-    source.post(CancelStream(KEY))
-    source.run_all()
-    start = source.transfers[0]
-    transfer(source, target)
-    assert [a.key for a in source.log if isinstance(a, StopTransfer)] == [KEY]
-    break_off(source, target, start)
-    assert (source.core.num_held, target.core.num_held) == (0, 0)
-    assert source.core.loads[0].num_free_blocks == target.core.loads[0].num_free_blocks == 32
-
-
-def test_a_transfer_that_breaks_in_a_round_is_not_felt() -> None:
-    source, target = moving(), make_worker(Role.DECODE)
-    source.run_pass()
-    break_off(source, target, source.transfers.popleft())
-    assert source.passes
-    source.post(MOVE)
-    assert parts(source) == [(0, 20, True), (0, 24, True)]
-    break_off(source, target, source.transfers.popleft())
-    assert results(source) == [False, False]
-    assert_whole(source, target)
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_one_that_its_target_had_before_leaves_once_its_pass_has_ended(fails: bool) -> None:
     source = moving()  # the target said so to the first round
@@ -199,20 +174,6 @@ def crowded(host_tokens: int) -> tuple[WorkerHarness, WorkerHarness]:
     while not source.core.preemptions.num_forced:
         assert source.run_pass()
     return source, make_worker(Role.DECODE)
-
-
-def test_one_that_goes_to_host_memory_in_a_round_leaves_from_there() -> None:
-    source, target = crowded(100)
-    transfer(source, target)
-    source.run_pass()
-    assert source.transfers[0].host_blocks
-    assert source.transfers[0].first_token == 8
-    transfer(source, target)
-    source.run_all()
-    target.run_all()
-    assert output_of(source, 1) == expected_output(range(2, 10), 14)
-    assert output_of(source, 2) + output_of(target, 2) == expected_output(range(3, 11), 14)
-    assert source.core.loads[0].num_free_blocks == 8
 
 
 def test_no_round_begins_while_its_kv_comes_back_from_host_memory() -> None:
