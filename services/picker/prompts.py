@@ -116,18 +116,23 @@ def _by_bytes(body: Mapping[str, Any]) -> Sequence[int]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts of a value, in order."""
-    match value:
-        case str():
-            yield value
-        case {"role": str(role), "content": str(content)} if len(value) == 2:
-            yield role
-            yield content
-        case dict():
-            for each in value.values():
-                yield from _texts(each)
-        case list():
-            for each in value:
-                yield from _texts(each)
-        case int() | float():
-            yield json.dumps(value)
+    """Yield all texts of a value, in order. Each costs the same, however deep it is."""
+    unread: list[Iterator[Any]] = [iter((value,))]
+    while unread:
+        for each in unread[-1]:
+            match each:
+                case str():
+                    yield each
+                case {"role": str(role), "content": str(content)} if len(each) == 2:
+                    yield role
+                    yield content
+                case dict():
+                    unread.append(iter(each.values()))
+                    break
+                case list():
+                    unread.append(iter(each))
+                    break
+                case int() | float():
+                    yield json.dumps(each)
+        else:
+            unread.pop()

@@ -167,6 +167,20 @@ def test_prompts_without_a_tokenizer_count_four_bytes_a_token_and_keep_their_beg
     assert second[: len(first)] == first
 
 
+def test_texts_of_a_prompt_are_read_in_order_however_deep_they_are() -> None:
+    prompts = Prompts(shipped_classes())
+    flat = ["ab", "cd", "ef", {"a": "gh"}, "ij", 7]
+    deep: object = ["cd", ["ef", {"a": "gh"}], "ij"]
+    for _ in range(5000):
+        deep = [[], deep, {}]
+    read = [
+        prompts.request_of({"input": text}, {}, 1, "", 0.0).prompt_token_ids
+        for text in (flat, ["ab", deep, 7])
+    ]
+    assert len(read[0]) == 4
+    assert read[0] == read[1]
+
+
 def test_headers_name_class_and_tenant() -> None:
     classes = shipped_classes()
     name = next(iter(classes.by_name))
