@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from math import isfinite, nan
+from math import nan
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -37,6 +37,7 @@ _PLAIN = (
     *("frequency_penalty", "ignore_eos"),
 )
 """Fields of ``SamplingParams`` by the names that vLLM has, too; sent where they are not neutral."""
+_GREATEST = 1e38  # floats of 32 bits are on the wire
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -286,9 +287,9 @@ def _entry(logprob: float, top: Mapping[str, float], vocab_size: int) -> TokenLo
 
 
 def _logprob(value: object) -> float:
-    """Return it; a gateway refuses one that is not finite, with all the tokens beside it."""
+    """Return it; a gateway refuses one that is no finite float, with all the tokens beside it."""
     logprob = float(value) if isinstance(value, int | float) else nan
-    if not isfinite(logprob):
+    if not abs(logprob) <= _GREATEST:
         message = f"the endpoint sent {value!r:.40} as a log probability"
         raise HeadwayError(Code.INTERNAL, message)
     return logprob

@@ -530,7 +530,7 @@ async def test_what_a_stream_refuses_is_the_requests_fault(endpoint: OpenAIEndpo
         event(token_ids=[3], logprobs={"token_logprobs": [None]}),
         event(token_ids=[3], logprobs={"token_logprobs": [-inf]}),
         event(token_ids=[3], logprobs={**TOP, "top_logprobs": [{"token_id:3": nan}]}),
-        event(token_ids=[3], logprobs={"token_logprobs": [10**400]}),
+        event(token_ids=[3], logprobs={"token_logprobs": [-1e300]}),
         event(token_ids=[-1]),
         event(token_ids=[2**31]),
         event(token_ids=[1.5]),
