@@ -101,8 +101,13 @@ class ServiceMetrics:
 class _Nameless(Collector):
     """The metrics that name no tenant."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: Collector) -> None:
         self._registry = registry
+
+    def restricted_registry(self, names: Iterable[str]) -> Collector:
+        """Return those of some names (``?name[]=``)."""
+        restricted: Any = self._registry
+        return _Nameless(restricted.restricted_registry(names))
 
     def collect(self) -> Iterator[Metric]:
         for family in self._registry.collect():
@@ -156,7 +161,11 @@ def serve_metrics(
 
     def metrics_app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         is_told = sees_tenants(environ.get("HTTP_AUTHORIZATION", ""))
-        text: Iterable[bytes] = (whole if is_told else nameless)(environ, start_response)
+        shown: Any = whole if is_told else nameless
+        try:
+            text: Iterable[bytes] = shown(environ, start_response)
+        except TypeError:  # a form of text whose version is no number
+            text = shown({**environ, "HTTP_ACCEPT": ""}, start_response)
         return text
 
     server.set_app(probes.beside(metrics_app))

@@ -244,6 +244,32 @@ async def test_a_silent_connection_to_the_metrics_port_is_closed_without_a_word(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+async def test_odd_questions_to_the_metrics_port_are_answered_without_a_traceback(
+    is_told: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    registry = CollectorRegistry()
+    for name in ("one", "two"):
+        Counter(name, "Counts.", ["tenant"], registry=registry).labels("t").inc()
+    Counter("all", "In all.", registry=registry).inc()
+    with telemetry.serve_metrics("127.0.0.1:0", registry, Probes(), lambda _: is_told) as address:
+        host, _, port = address.rpartition(":")
+
+        async def ask(target: str, accept: str = "*/*") -> str:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"GET {target} HTTP/1.0\r\nAccept: {accept}\r\n\r\n".encode("latin-1"))
+            answer = await asyncio.wait_for(reader.read(), PATIENCE)
+            writer.close()
+            return answer.decode()
+
+        odd = "application/openmetrics-text; version=odd"
+        assert "all_total 1.0" in await ask("/metrics", odd)
+        some = await ask("/metrics?name[]=one_total&name[]=all_total&name[]=%ff")
+        assert ("one_total{" in some, "two_total" in some) == (is_told, False)
+        assert "all_total 1.0" in some
+    assert capfd.readouterr().err == ""
+
+
 async def test_the_metrics_port_has_a_bound_of_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
