@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import zmq
 import zmq.asyncio
+from msgspec import Meta
 
 from headway.core.picker.events import KvChanged, StoredBlocks
 from services.runtime.logs import get_logger
@@ -23,8 +24,19 @@ _FIELDS = {
 }
 """Events and their fields, in the order of vLLM's older form: an array behind the event's name."""
 _Message = tuple[int, bytes]
+UNREADABLE = (msgspec.MsgspecError, LookupError, TypeError, ValueError, RecursionError)
+_Hashes = tuple[bytes | int, ...]
 _DEVICE = ("GPU", "CPU", None)
 """Media of the KV that passes read; vLLM on CPUs calls its own memory CPU, too."""
+
+
+class _Stored(msgspec.Struct):
+    """The fields of ``BlockStored`` that count here."""
+
+    block_hashes: _Hashes
+    parent_block_hash: bytes | int | None
+    token_ids: list[Annotated[int, Meta(ge=0, lt=2**32)]]
+    block_size: Annotated[int, Meta(ge=1, lt=2**20)]
 
 
 async def messages(address: str, publisher: str, topic: bytes = b"") -> AsyncIterator[_Message]:
@@ -79,7 +91,7 @@ class KvEventReader:
         try:
             if self._replay:
                 await self._read_replay(number)
-        except (zmq.ZMQError, TimeoutError):
+        except (zmq.ZMQError, TimeoutError, ValueError):
             pass
         is_complete = self._last == number - 1
         if not is_complete:
@@ -97,7 +109,7 @@ class KvEventReader:
                 async with asyncio.timeout(_REPLAY_PATIENCE):
                     *_, sequence, payload = await socket.recv_multipart()
                 number = int.from_bytes(sequence, "big", signed=True)
-                if not payload or number >= stop:
+                if not payload or not 0 <= number < stop:
                     return
                 if number == self._last + 1 or self._last < 0:
                     self._last = number
@@ -106,7 +118,7 @@ class KvEventReader:
     def _pass_on(self, payload: bytes, *, is_complete: bool) -> None:
         try:
             changed = read_batch(self._address, payload, is_complete=is_complete)
-        except (msgspec.MsgspecError, LookupError, TypeError, ValueError):
+        except UNREADABLE:
             get_logger().warning("kv_event_unreadable", endpoint=self._address)
             changed = KvChanged(self._address, is_complete=False)
         self._post(changed)
@@ -124,7 +136,7 @@ def read_batch(address: str, payload: bytes, *, is_complete: bool = True) -> KvC
         if name == "BlockStored" and _is_plain(fields):
             stored.append(_stored(fields))
         elif name == "BlockRemoved" and fields.get("medium") in _DEVICE:
-            removed += fields["block_hashes"]
+            removed += msgspec.convert(fields["block_hashes"], _Hashes)
         elif name == "AllBlocksCleared":
             is_cleared, stored, removed = True, [], []
     return KvChanged(address, tuple(stored), tuple(removed), is_cleared, is_complete)
@@ -147,10 +159,7 @@ def _is_plain(fields: dict[str, Any]) -> bool:
 def _stored(fields: dict[str, Any]) -> StoredBlocks:
     extra = [keys for keys in fields.get("extra_keys") or () if keys]
     salt = extra[0][0] if extra and isinstance(extra[0][0], str) else ""
+    said = msgspec.convert(fields, _Stored)
     return StoredBlocks(
-        tuple(fields["block_hashes"]),
-        fields["parent_block_hash"],
-        fields["token_ids"],
-        int(fields["block_size"]),
-        salt,
+        said.block_hashes, said.parent_block_hash, said.token_ids, said.block_size, salt
     )

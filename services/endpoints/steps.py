@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from headway.core.picker.events import Stepped
-from services.endpoints.kv_events import messages
+from services.endpoints.kv_events import UNREADABLE, messages
 from services.runtime.logs import get_logger
 
 _TOPIC = b"headway.step"
@@ -41,7 +41,7 @@ async def read_steps(address: str, publisher: str, post: Callable[[Stepped], Non
         try:
             post(read_step(address, payload, is_complete=number == last + 1))
             last = number
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             get_logger().warning("step_unreadable", endpoint=address)
 
 

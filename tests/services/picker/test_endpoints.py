@@ -223,6 +223,38 @@ def test_blocks_of_adapters_are_left_out() -> None:
     assert read_batch("e", msgspec.msgpack.encode(event)).stored == ()
 
 
+ODD: tuple[tuple[str, object], ...] = (
+    ("block_hashes", [[1]]),
+    ("block_hashes", 7),
+    ("parent_block_hash", {}),
+    ("token_ids", None),
+    ("token_ids", "abc"),
+    ("token_ids", [None]),
+    ("token_ids", [1.5]),
+    ("token_ids", [-1]),
+    ("block_size", 0),
+    ("block_size", 2**40),
+)
+
+
+@pytest.mark.parametrize(("name", "value"), ODD, ids=str)
+def test_an_odd_event_is_left_out_and_what_the_endpoint_has_is_forgotten(
+    name: str, value: object
+) -> None:
+    event = msgspec.msgpack.decode(_batch(0))
+    event[1][0][name] = value
+    payloads = [msgspec.msgpack.encode(event)]
+    if name == "block_hashes":
+        removed = {"type": "BlockRemoved", name: value}
+        payloads.append(msgspec.msgpack.encode([1.5, [removed]]))
+    payloads.append(b"\x91" * 5000 + b"\x01")
+    heard: list[KvChanged] = []
+    reader = KvEventReader("e", "", "", heard.append)
+    for payload in payloads:
+        reader._pass_on(payload, is_complete=True)
+    assert heard == [KvChanged("e", is_complete=False)] * len(payloads)
+
+
 class Publisher:
     """vLLM's publisher with its replay, on ports of this machine."""
 
