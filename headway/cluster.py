@@ -70,6 +70,8 @@ class WorkerInfo:
     leave room; 0: they are on the device alone."""
     adapters: tuple[Adapter, ...] = ()
     """Adapters of its model that requests may name, by name."""
+    process_id: str = ""
+    """Tells its process from earlier ones of the same name, "" if it does not say."""
 
     @property
     def kv_kind(self) -> str:

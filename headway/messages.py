@@ -59,6 +59,16 @@ class Lost:
     reason: str
     died: bool = False
     """True if their worker had taken them, and died or cannot be reached."""
+    process_id: str = ""
+    """The process that has died or cannot be reached, "" if it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReached:
+    """A worker's process that the leader has reached; if it called it lost before, it lives."""
+
+    worker_id: str
+    process_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +88,19 @@ class CancelStream:
 
 ToScheduler = Request | CancelStream
 FromGateway = GatewayHello | ToScheduler
-ToGateway = Placed | Rejected | Lost
+ToGateway = Placed | Rejected | Lost | WorkerReached
+
+
+def named_in(message: ToGateway) -> tuple[StreamKey, ...]:
+    """Return the attempts that a message to a gateway is about."""
+    match message:
+        case Lost(keys):
+            return keys
+        case WorkerReached():
+            return ()
+        case _:
+            return (message.key,)
+
 
 # --- scheduler and worker -------------------------------------------------------------
 

@@ -521,6 +521,7 @@ class WorkerInfo(_message.Message):
     KV_LAYOUT_FIELD_NUMBER: _builtins.int
     NUM_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     role: Global___Role.ValueType
@@ -540,6 +541,8 @@ class WorkerInfo(_message.Message):
     """of KV that it sends and takes; empty: it does neither"""
     num_host_blocks: _builtins.int
     """of host memory per DP unit that keep cached prefixes"""
+    process_id: _builtins.str
+    """tells its process from earlier ones of its name; empty: unknown"""
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
         """of its model, which requests may name"""
@@ -560,10 +563,11 @@ class WorkerInfo(_message.Message):
         kv_layout: _builtins.str = ...,
         num_host_blocks: _builtins.int = ...,
         adapters: _abc.Iterable[Global___Adapter] | None = ...,
+        process_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_layout", b"kv_layout", "max_model_len", b"max_model_len", "model", b"model", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks", "num_units", b"num_units", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_layout", b"kv_layout", "max_model_len", b"max_model_len", "model", b"model", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks", "num_units", b"num_units", "process_id", b"process_id", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

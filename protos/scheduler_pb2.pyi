@@ -459,6 +459,7 @@ class SchedulerMessage(_message.Message):
     REJECTED_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def placed(self) -> Global___Placed: ...
     @_builtins.property
@@ -467,6 +468,8 @@ class SchedulerMessage(_message.Message):
     def lost(self) -> Global___Lost: ...
     @_builtins.property
     def batch(self) -> Global___SchedulerBatch: ...
+    @_builtins.property
+    def reached(self) -> Global___WorkerReached: ...
     def __init__(
         self,
         *,
@@ -474,12 +477,13 @@ class SchedulerMessage(_message.Message):
         rejected: Global___Rejected | None = ...,
         lost: Global___Lost | None = ...,
         batch: Global___SchedulerBatch | None = ...,
+        reached: Global___WorkerReached | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "body", b"body", "lost", b"lost", "placed", b"placed", "rejected", b"rejected"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "body", b"body", "lost", b"lost", "placed", b"placed", "reached", b"reached", "rejected", b"rejected"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "body", b"body", "lost", b"lost", "placed", b"placed", "rejected", b"rejected"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "body", b"body", "lost", b"lost", "placed", b"placed", "reached", b"reached", "rejected", b"rejected"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["placed", "rejected", "lost", "batch"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["placed", "rejected", "lost", "batch", "reached"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -598,9 +602,12 @@ class Lost(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     DIED_FIELD_NUMBER: _builtins.int
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     died: _builtins.bool
     """their worker had taken them, and died or cannot be reached"""
+    process_id: _builtins.str
+    """the worker's, as it described itself; empty: unknown"""
     @_builtins.property
     def keys(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamRef]: ...
     def __init__(
@@ -609,11 +616,38 @@ class Lost(_message.Message):
         reason: _builtins.str = ...,
         keys: _abc.Iterable[_common_pb2.StreamRef] | None = ...,
         died: _builtins.bool = ...,
+        process_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["died", b"died", "keys", b"keys", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["died", b"died", "keys", b"keys", "process_id", b"process_id", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Lost: _TypeAlias = Lost  # noqa: Y015
+
+@_typing.final
+class WorkerReached(_message.Message):
+    """A worker's process that the leader reaches now, on a new control stream. If it was called lost
+    before, it has not died.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    process_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        process_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["process_id", b"process_id", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerReached: _TypeAlias = WorkerReached  # noqa: Y015

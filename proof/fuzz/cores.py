@@ -40,7 +40,14 @@ from headway.core.worker.events import GatewayGone, LeaderConnected
 from headway.cost.costs import Costs
 from headway.cost.profile import load_profile
 from headway.errors import HeadwayError
-from headway.messages import CancelStream, ControlHello, EndForward, GatewayHello, Lost, Snapshot
+from headway.messages import (
+    CancelStream,
+    ControlHello,
+    EndForward,
+    GatewayHello,
+    Snapshot,
+    named_in,
+)
 from headway.presets import PRESETS
 from headway.request import Request, SamplingParams, StreamKey
 from proof.fuzz.campaign import raised
@@ -127,8 +134,7 @@ class HostileGateway:
                     _message(scheduler_pb2.SchedulerMessage, rng, ids)
                 )
                 for message in messages:
-                    keys = message.keys if isinstance(message, Lost) else (message.key,)
-                    if all(key.gateway_id == _GATEWAY for key in keys):
+                    if all(key.gateway_id == _GATEWAY for key in named_in(message)):
                         yield message
             case _:
                 yield wire.unpack_token_batch(_message(gateway_pb2.TokenBatch, rng, ids))

@@ -72,9 +72,16 @@ CORES = (
     Mutation(
         "a death is counted twice",
         f"{_GATEWAY}attempts.py",
-        "if is_told and state.deaths[-1:] == [death._replace(is_told=False)]:",
+        "if death.is_told and state.deaths[-1:] == [death._replace(is_told=False)]:",
         "if False:",
         (_ATTEMPTS_TESTS,),
+    ),
+    Mutation(
+        "nobody hears which process a leader reaches",
+        f"{_SCHEDULER}core.py",
+        "if process_id and worker_id not in self._instances:",
+        "if False:",
+        ("tests/core/scheduler/test_scheduler_failures.py",),
     ),
     Mutation(
         "progress forgives nothing",

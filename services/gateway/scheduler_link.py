@@ -12,7 +12,7 @@ import grpc
 
 from headway.core.gateway.events import SchedulerConnected, SchedulerDisconnected
 from headway.errors import Code, HeadwayError, invalid
-from headway.messages import GatewayHello, Lost, ToGateway, ToScheduler
+from headway.messages import GatewayHello, ToGateway, ToScheduler, named_in
 from headway.picture import ClusterPicture
 from headway.request import Request
 from services.runtime import wire
@@ -158,7 +158,7 @@ class SchedulerLink:
 
     def _take(self, packed: Any) -> None:
         for message in wire.TO_GATEWAY.unpack_all(packed):
-            for key in message.keys if isinstance(message, Lost) else (message.key,):
+            for key in named_in(message):
                 if key.gateway_id != self._gateway_id:
                     limit = f"{self._gateway_id!r}, this gateway"
                     raise invalid("gateway_id", key.gateway_id, limit)

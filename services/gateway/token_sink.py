@@ -107,17 +107,22 @@ class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
         self._attached[worker_id], self._nonces[worker_id] = stream, nonce
         self._log.info("worker_attached", worker_id=worker_id)
         if self._former.pop(worker_id, "") == nonce:
-            self._post(WorkerBack(worker_id))
+            self._post(WorkerBack(worker_id, _process_of(nonce)))
         return stream
 
     def _detach(self, worker_id: str) -> None:
         del self._attached[worker_id]
-        self._former[worker_id] = self._nonces.pop(worker_id)
+        nonce = self._former[worker_id] = self._nonces.pop(worker_id)
         if len(self._former) > _MOST_FORMER:
             del self._former[next(iter(self._former))]
         self._log.info("worker_detached", worker_id=worker_id)
-        self._post(WorkerDetached(worker_id))
+        self._post(WorkerDetached(worker_id, _process_of(nonce)))
 
     def _take(self, worker_id: str, packed: gateway_pb2.TokenBatch) -> None:
         batch = wire.unpack_token_batch(packed, now=self._now())
         self._post(batch if batch.worker_id == worker_id else replace(batch, worker_id=worker_id))
+
+
+def _process_of(nonce: str) -> str:
+    """Return the name of a worker's process, as the worker describes itself to the scheduler."""
+    return digest_of(nonce) if nonce else ""

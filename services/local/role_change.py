@@ -42,6 +42,8 @@ async def keep_role(process: SupervisedProcess, config: ServiceConfig) -> None:
 
 
 async def _takes(process: SupervisedProcess, role: str, config: ServiceConfig) -> bool:
+    if not process.address:  # it has not been found yet
+        return False
     try:
         async with open_channel(process.address, config, ServiceRole.WORKER) as channel:
             await wire.set_role(channel, Role(role))

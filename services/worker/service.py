@@ -35,6 +35,7 @@ from headway.messages import ChangeRole, Drain, EndForward, FromWorker
 from headway.request import FinishReason
 from services.runtime.driver import Driver
 from services.runtime.essential import essential
+from services.runtime.membership import digest_of
 from services.runtime.service import Runtime
 from services.worker.config import WorkerConfig
 from services.worker.control import ControlSession
@@ -73,7 +74,7 @@ class WorkerService:
         """
         self._runtime = runtime
         self._log = runtime.log
-        info = _info(config, runtime.address, engine.info)
+        info = _info(config, runtime.address, engine.info, digest_of(nonce))
         self.role = info.role
         self._record = PassRecord(config.record_passes, info) if config.record_passes else None
         self._core = _core(config, info, engine, reasoning)
@@ -241,7 +242,7 @@ def name_of_model(config: WorkerConfig) -> str:
     return config.model_name or Path(config.model).name
 
 
-def _info(config: WorkerConfig, address: str, engine: EngineInfo) -> WorkerInfo:
+def _info(config: WorkerConfig, address: str, engine: EngineInfo, process_id: str) -> WorkerInfo:
     _refuse_role(engine.kv_layout, Role(config.role))
     keeps_prefixes = config.prefix_caching and config.host_prefixes
     info = WorkerInfo(
@@ -258,6 +259,7 @@ def _info(config: WorkerConfig, address: str, engine: EngineInfo) -> WorkerInfo:
         kv_layout=engine.kv_layout,
         num_host_blocks=engine.num_host_blocks // config.dp if keeps_prefixes else 0,
         adapters=engine.adapters,
+        process_id=process_id,
     )
     capacity = info.num_blocks * info.block_size
     if capacity < info.max_model_len:

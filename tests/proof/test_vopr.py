@@ -49,7 +49,7 @@ def test_the_standard_seeds_reach_every_fault_and_every_state(reached: Counter[s
 FOUND: tuple[int, ...] = (16, 99, 212, 323, 338, 437, 552, 623, 660, 677, 727, 805, 946, 1163)
 FOUND += (1704, 1855, 2910, 10005, 10023, 10046, 20060, 20356, 21711, 22320, 22632, 23105, 23221)
 FOUND += (23296, 23526, 23639, 24815, 25078, 25306, 25817, 27018, 40028, 40798, 40966, 50477)
-FOUND += (50536, 61306, 61882, 9000439)
+FOUND += (31256, 50536, 61306, 61882, 68236, 75551, 75585, 78658, 9000439)
 """Seeds of longer runs whose histories have broken a promise."""
 
 

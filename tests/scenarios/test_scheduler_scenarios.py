@@ -35,6 +35,7 @@ from headway.messages import (
     Handoff,
     HandoffResult,
     HeldRequest,
+    Lost,
     Order,
     Placed,
     Rejected,
@@ -197,6 +198,7 @@ class Scenario:
         if isinstance(answer, Rejected):
             hint = f" (retry after {answer.retry_after:g} s)" if answer.retry_after else ""
             return f"{answer.key.stream_id} refused, {answer.code.value}: {answer.message}{hint}"
+        assert isinstance(answer, Lost), "no worker of a scenario names its process"
         return f"lost {' '.join(str(k.stream_id) for k in answer.keys)}: {answer.reason}"
 
 

@@ -7,10 +7,10 @@ twice before it made progress is suspected to be the cause:
 - Otherwise it gets one more when no other suspect runs. If its worker dies again, it was the cause.
 
 A death shows as a broken token stream and as the scheduler's word, which count once. A worker that
-opens its token stream again, or goes on sending tokens, has not died. Nor has a worker died of a
-request that it never took: one that was dead before is noticed later. A broken stream tells so
-only of a worker that has sent something since the request was placed there; for the others the
-scheduler knows whether their worker had taken them.
+opens its token stream again, or goes on sending tokens, has not died, nor has one whose process the
+scheduler reaches again. Nor has a worker died of a request that it never took: one that was dead
+before is noticed later. A broken stream tells so only of a worker that has sent something since the
+request was placed there; for the others the scheduler knows whether their worker had taken them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from math import inf
 
 from headway.core.gateway.state import Death, OpenRequest, OpenRequests
 
+_MOST_DEATHS = 4096
 PROGRESS = 16
 """Tokens after which earlier attempts and deaths are forgiven.
 
@@ -45,25 +46,31 @@ class Suspects:
         self._on_trial = ""
         self._heard_at: dict[str, float] = {}
         """By worker with an open token stream: the instant of its newest batch."""
-        self._unsure: dict[str, list[str]] = {}
-        """By worker that the scheduler has lost, but whose stream is still open: what it had."""
+        self._unsure: dict[str, dict[str, str]] = {}
+        """By worker that the scheduler has lost, but whose stream is still open: what it had.
 
-    def lost(self, states: Sequence[OpenRequest]) -> list[OpenRequest]:
+        These are requests, each with the process that the scheduler has lost.
+        """
+        self._died: dict[tuple[str, str], None] = {}
+        """Workers and their processes whose deaths were counted, the newest last."""
+
+    def lost(self, states: Sequence[OpenRequest], process_id: str) -> list[OpenRequest]:
         """Count a death that the scheduler tells for all that had the worker; return the cause."""
         worker_id = states[0].worker_id if states else ""
         if worker_id in self._heard_at:
-            self._unsure.setdefault(worker_id, []).extend(state.request_id for state in states)
+            unsure = self._unsure.setdefault(worker_id, {})
+            unsure.update((state.request_id, process_id) for state in states)
             return []
-        return self._count(states, worker_id, was_alone=len(states) == 1, is_told=True)
+        return self._count(states, Death(worker_id, process_id, len(states) == 1, is_told=True))
 
-    def _count(
-        self, states: Sequence[OpenRequest], worker_id: str, *, was_alone: bool, is_told: bool
-    ) -> list[OpenRequest]:
+    def _count(self, states: Sequence[OpenRequest], death: Death) -> list[OpenRequest]:
         guilty = []
+        self._died[death[:2]] = None
+        if len(self._died) > _MOST_DEATHS:
+            del self._died[next(iter(self._died))]
         for state in states:
             forgive(state)
-            death = Death(worker_id, was_alone, is_told)
-            if is_told and state.deaths[-1:] == [death._replace(is_told=False)]:
+            if death.is_told and state.deaths[-1:] == [death._replace(is_told=False)]:
                 state.deaths[-1] = death  # the broken stream was that of the same death
                 continue
             state.deaths.append(death)
@@ -76,22 +83,24 @@ class Suspects:
                 self._waiting[state.request_id] = None
         return guilty
 
-    def detached(self, worker_id: str, had: Sequence[OpenRequest]) -> list[OpenRequest]:
+    def detached(
+        self, worker_id: str, process_id: str, had: Sequence[OpenRequest]
+    ) -> list[OpenRequest]:
         """Count a worker's death, its stream broken, for all that it had; return the cause.
 
         These are ``had``, and those that the scheduler called lost while the stream was open. Who
         was placed there again has seen one death, whatever the scheduler still says.
         """
         self._heard_at.pop(worker_id, None)
-        candidates = (self._requests.find(name) for name in self._unsure.pop(worker_id, []))
+        candidates = (self._requests.find(name) for name in self._unsure.pop(worker_id, {}))
         lost = [
             state for state in dict.fromkeys(candidates) if state is not None and state not in had
         ]
         back = [state for state in lost if state.worker_id == worker_id]
         elsewhere = [state for state in lost if state.worker_id != worker_id]
-        was_alone = len(had) + len(lost) == 1
-        guilty = self._count(elsewhere, worker_id, was_alone=was_alone, is_told=True)
-        return guilty + self._count([*had, *back], worker_id, was_alone=was_alone, is_told=False)
+        death = Death(worker_id, process_id, len(had) + len(lost) == 1, is_told=False)
+        guilty = self._count(elsewhere, death._replace(is_told=True))
+        return guilty + self._count([*had, *back], death)
 
     def has_lived_with(self, state: OpenRequest) -> bool:
         """Return whether its worker has sent a batch since the request was placed there."""
@@ -102,10 +111,15 @@ class Suspects:
         self._heard_at[worker_id] = now
         self._unsure.pop(worker_id, None)
 
-    def lives(self, worker_id: str) -> None:
-        """Take back the deaths of a worker whose process is still the same."""
-        for state in self._requests:
-            state.deaths = [each for each in state.deaths if each.worker_id != worker_id]
+    def lives(self, worker_id: str, process_id: str) -> None:
+        """Take back the deaths of a worker's process; not of others that had its name."""
+        if (process := (worker_id, process_id)) in self._died:
+            del self._died[process]
+            for state in self._requests:
+                state.deaths = [each for each in state.deaths if each[:2] != process]
+        unsure = self._unsure.get(worker_id, {})
+        for request_id in [name for name, lost in unsure.items() if lost == process_id]:
+            del unsure[request_id]
 
     def may_run(self, state: OpenRequest) -> bool:
         """Return whether it may be tried again now, and not after other suspects."""

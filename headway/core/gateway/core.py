@@ -34,7 +34,7 @@ from headway.core.gateway.streams import Streams
 from headway.core.reasoning import Markers
 from headway.errors import Code, HeadwayError
 from headway.life.moments import MomentKind
-from headway.messages import Lost, Placed, Rejected, StreamFailure, TokenBatch
+from headway.messages import Lost, Placed, Rejected, StreamFailure, TokenBatch, WorkerReached
 from headway.policies import registry
 from headway.policies.burst import Burst
 from headway.request import FinishReason, Request
@@ -110,10 +110,10 @@ class GatewayCore:
                 state = self.streams.requests.find(request_id)
                 if state is not None:
                     self.streams.release(state, now)
-            case WorkerDetached(worker_id):
-                self._on_detached(worker_id, now)
-            case WorkerBack(worker_id):
-                self.streams.suspects.lives(worker_id)
+            case WorkerDetached():
+                self._on_detached(event, now)
+            case WorkerBack(worker_id, process_id) | WorkerReached(worker_id, process_id):
+                self.streams.suspects.lives(worker_id, process_id)
             case SchedulerConnected():
                 self.streams.connect(now)
             case SchedulerDisconnected():
@@ -230,7 +230,7 @@ class GatewayCore:
 
     def _on_lost(self, lost: Lost, now: float) -> None:
         had = self.streams.attempted(*lost.keys)
-        guilty = self.streams.suspects.lost(had) if lost.died else ()
+        guilty = self.streams.suspects.lost(had, lost.process_id) if lost.died else ()
         self.streams.retry_all(had, guilty, lost.reason, now)
 
     # --- the workers ------------------------------------------------------------------
@@ -269,13 +269,13 @@ class GatewayCore:
         else:
             self.streams.retry(state, failure.message, now)
 
-    def _on_detached(self, worker_id: str, now: float) -> None:
+    def _on_detached(self, event: WorkerDetached, now: float) -> None:
         """Try the requests of a broken token stream again; leave some to the scheduler's word.
 
         These are the ones that the worker has sent nothing since: it may have been dead already
         when they were placed there, and the scheduler knows whether it had taken them.
         """
-        suspects, had = self.streams.suspects, []
+        worker_id, suspects, had = event.worker_id, self.streams.suspects, []
         for state in self.streams.requests:
             if state.worker_id != worker_id:
                 continue
@@ -283,5 +283,5 @@ class GatewayCore:
                 had.append(state)
             else:
                 self.streams.orphan(state, now)
-        guilty = suspects.detached(worker_id, had)
+        guilty = suspects.detached(worker_id, event.process_id, had)
         self.streams.retry_all(had, guilty, _BROKEN.format(worker_id), now)

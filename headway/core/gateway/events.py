@@ -39,6 +39,8 @@ class WorkerDetached:
     """The end of a worker's token stream: the tokens in flight are lost."""
 
     worker_id: str
+    process_id: str = ""
+    """The worker's process, by the name that the scheduler gives it; "" if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class WorkerBack:
     """A new token stream of a worker's process that had one before: it has not died."""
 
     worker_id: str
+    process_id: str = ""
+    """The worker's process, as above."""
 
 
 @dataclass(frozen=True, slots=True)

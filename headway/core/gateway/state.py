@@ -43,6 +43,8 @@ class Death(NamedTuple):
     """The loss of a worker that had a request, as far as is known."""
 
     worker_id: str
+    process_id: str
+    """"" if it is not known."""
     was_alone: bool
     """True if the worker had no other request of this gateway."""
     is_told: bool

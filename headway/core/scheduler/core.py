@@ -51,6 +51,7 @@ from headway.messages import (
     LoadReport,
     Rejected,
     Snapshot,
+    WorkerReached,
 )
 from headway.policies.scaling.protocol import Fleet
 from headway.request import Request, StreamKey
@@ -329,7 +330,10 @@ class SchedulerCore:
             self._mover.report(instance, report, now=now)
 
     def _on_snapshot(self, worker_id: str, snapshot: Snapshot, now: float) -> None:
-        model = snapshot.info.model
+        model, process_id = snapshot.info.model, snapshot.info.process_id
+        if process_id and worker_id not in self._instances:
+            for gateway_id in self._connected:
+                self._state.tell_gateway(gateway_id, WorkerReached(worker_id, process_id))
         self._limits.add(model)
         self._unheard.pop(worker_id, None)
         self._pool(model)

@@ -391,7 +391,7 @@ class WorkerReports:
             # A target may have it by now; two attempts must not run at once.
             self.end(entry, but=instance.info.worker_id)
             (never_taken if key in not_taken else lost).append(key)
-        self._state.lose(lost, reason, died=True)
+        self._state.lose(lost, reason, died=True, process_id=instance.info.process_id)
         self._state.lose(never_taken, reason)
 
     def _cancel_handoff(self, entry: Tracked, target_id: str) -> None:

@@ -148,14 +148,16 @@ class SchedulerState:
         self.end(rejected.key, rejected)
         self.tell_gateway(rejected.key.gateway_id, rejected)
 
-    def lose(self, keys: Iterable[StreamKey], reason: str, *, died: bool = False) -> None:
+    def lose(
+        self, keys: Iterable[StreamKey], reason: str, *, died: bool = False, process_id: str = ""
+    ) -> None:
         """End requests that a worker has lost; each gateway gets one message for all of its own."""
         by_gateway: dict[str, list[StreamKey]] = {}
         for key in keys:
-            self.end(key, Lost((key,), reason, died))
+            self.end(key, Lost((key,), reason, died, process_id))
             by_gateway.setdefault(key.gateway_id, []).append(key)
         for gateway_id, lost in by_gateway.items():
-            self.tell_gateway(gateway_id, Lost(tuple(lost), reason, died))
+            self.tell_gateway(gateway_id, Lost(tuple(lost), reason, died, process_id))
 
     def note(self, event: str, **fields: Any) -> None:
         """Add an entry to the log."""

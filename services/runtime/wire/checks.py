@@ -19,6 +19,7 @@ from headway.messages import (
     FinishedRequest,
     KvHeader,
     KvPart,
+    Lost,
     MeasuredCosts,
     PassWork,
     Placed,
@@ -229,10 +230,11 @@ BY_FIELD: Mapping[type, Mapping[str, Check]] = {
     Constraints: {"grammar": unchecked},  # it checks itself
     Standing: {"tenant": an_id_or_none},
     Placed: {"target_worker_id": an_id_or_none},
+    Lost: {"process_id": an_id_or_none},
     ControlHello: {"worker_id": an_id_or_none},
     Rejected: {"retry_after": lambda value, name: max(0.0, finite(value, name))},
     WorkerInfo: {
-        "kv_layout": an_id_or_none,
+        **dict.fromkeys(("kv_layout", "process_id"), an_id_or_none),
         "num_units": _num_units,
         **dict.fromkeys(
             ("chunk_tokens", "block_size", "num_blocks", "max_model_len"), _at_least_one

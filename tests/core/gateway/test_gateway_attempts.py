@@ -17,7 +17,7 @@ from headway.core.gateway.events import (
 )
 from headway.core.gateway.settings import GatewaySettings
 from headway.errors import Code
-from headway.messages import Lost, Placed, TokenBatch
+from headway.messages import Lost, Placed, TokenBatch, WorkerReached
 from headway.request import Request, SamplingParams, StreamKey
 
 
@@ -72,10 +72,13 @@ class World:
         )
         self.take(self.core.handle(batch, now=self.now))
 
-    def told(self, name: str) -> None:
-        lost = Lost((self.attempts[name].key,), "its worker is gone", True)
+    def told(self, name: str, process_id: str = "") -> None:
+        lost = Lost((self.attempts[name].key,), "its worker is gone", True, process_id)
         self.take(self.core.handle(lost, now=self.now))
         self.wait()
+
+    def reach(self, worker_id: str, process_id: str) -> None:
+        self.take(self.core.handle(WorkerReached(worker_id, process_id), now=self.now))
 
     def kill(self, worker_id: str) -> None:
         """The stream of a worker breaks, and the scheduler says what it had taken."""
@@ -84,8 +87,8 @@ class World:
         self.take(self.core.handle(lost, now=self.now))
         self.wait()
 
-    def detach(self, worker_id: str) -> None:
-        self.take(self.core.handle(WorkerDetached(worker_id), now=self.now))
+    def detach(self, worker_id: str, process_id: str = "") -> None:
+        self.take(self.core.handle(WorkerDetached(worker_id, process_id), now=self.now))
 
 
 def test_a_request_alone_on_both_workers_that_died_is_refused_by_name() -> None:
@@ -252,6 +255,47 @@ def test_a_worker_whose_process_opens_its_stream_again_has_not_died() -> None:
     world.place("v", "r")
     world.kill("v")
     assert "died 2 times" in world.failed["r"].error.message
+
+
+def test_a_worker_whose_process_the_scheduler_reaches_again_has_not_died() -> None:
+    world = World()
+    world.submit("r")
+    for _ in range(5):
+        world.place("w", "r")
+        world.told("r", "first")
+        world.reach("w", "first")
+    assert not world.failed
+    world.place("w", "r")
+    world.told("r", "first")
+    world.reach("w", "second")
+    world.place("w", "r")
+    world.told("r", "second")
+    assert "died 2 times" in world.failed["r"].error.message
+
+
+def test_a_process_that_lives_takes_no_death_of_an_earlier_one_back() -> None:
+    world = World()
+    world.submit("poison")
+    world.place("w", "poison")
+    world.told("poison", "first")
+    world.place("w", "poison")
+    world.generate("w", "poison", 1)
+    world.take(world.core.handle(WorkerBack("w", "second"), now=world.now))
+    world.detach("w", "second")
+    assert "died 2 times" in world.failed["poison"].error.message
+
+
+def test_a_stream_that_breaks_after_its_process_was_reached_again_is_no_death() -> None:
+    world = World()
+    world.submit("r")
+    world.place("w", "r")
+    world.generate("w", "r", 1)
+    world.told("r", "first")  # its stream is still open
+    world.reach("w", "first")
+    world.place("v", "r")
+    world.detach("w")
+    world.told("r")
+    assert not world.failed
 
 
 def test_a_worker_that_goes_on_sending_tokens_has_not_died() -> None:

@@ -17,6 +17,7 @@ from headway.messages import (
     Handoff,
     HeldRequest,
     Lost,
+    WorkerReached,
 )
 from headway.request import FinishReason
 from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, make_request, short_pass
@@ -62,6 +63,19 @@ def test_what_a_dead_worker_held_or_was_being_sent_is_lost_and_the_window_is_not
     scheduler.kill("u")
     assert sorted(scheduler.lost()) == [1, 2]
     assert scheduler.core.status().pools[0].num_waiting == 1
+
+
+def test_a_loss_names_its_process_and_so_does_each_connection() -> None:
+    scheduler = make_scheduler()
+    info = replace(make_info("u", Role.UNIFIED), process_id="first")
+    scheduler.connect(info)
+    scheduler.submit(1)
+    scheduler.serve("u", running=1)
+    scheduler.kill("u")
+    scheduler.connect(info)
+    scheduler.connect(info)  # as when it drains
+    assert [lost.process_id for lost in scheduler.answers(Lost)] == ["first"]
+    assert scheduler.answers(WorkerReached) == [WorkerReached("u", "first")] * 2
 
 
 def test_a_worker_has_not_died_of_what_it_never_acknowledged() -> None:

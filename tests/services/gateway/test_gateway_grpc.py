@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from headway.core.gateway.events import Delivery, WorkerBack
+from headway.core.gateway.events import Delivery, WorkerBack, WorkerDetached
 from headway.core.gateway.shares import Place
 from headway.errors import HeadwayError
 from headway.request import Request, SamplingParams
@@ -235,7 +235,8 @@ async def test_a_worker_that_opens_its_stream_again_is_back_and_a_new_process_is
         async with attached(running, "w", nonce):
             await until(lambda: running.service.cluster.sink.num_attached == 1)
         await until(lambda: running.service.cluster.sink.num_attached == 0)
-        assert posted.count(WorkerBack("w")) == num_back
+        assert posted.count(WorkerBack("w", digest_of("own"))) == num_back
+        assert posted[-1] == WorkerDetached("w", digest_of(nonce))
 
 
 async def test_what_a_stranger_says_about_a_known_stream_reaches_no_client(

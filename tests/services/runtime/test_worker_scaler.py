@@ -177,6 +177,16 @@ def test_an_order_without_the_files_of_tls_is_one_that_is_not_taken(tmp_path: Pa
     supervised(test, "unified")
 
 
+def test_a_worker_that_has_not_been_found_yet_takes_no_order() -> None:
+    async def test(cluster: ShellCluster) -> None:
+        await asking(cluster)
+        process = cluster.supervisor.processes[-1]
+        process.become(process.spec)
+        assert not await set_role(process, "decode", cluster.config)
+
+    supervised(test, "unified")
+
+
 @pytest.mark.parametrize(
     ("role", "number", "said"),
     [("juggler", 1, "role is 'juggler'"), ("decode", 65, "num_workers is 65")],
