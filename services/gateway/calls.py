@@ -97,7 +97,7 @@ class Calls:
         return self._preparations[self.models.find(name).name]
 
     def is_slow(self, call: ApiCall) -> bool:
-        """Return whether the chat template of a call is slow, or is its client's own."""
+        """Return whether preparing a call may take long, however short it is."""
         return self.of(call.model).is_slow(call)
 
     def renders_slowly(self) -> bool:

@@ -53,7 +53,9 @@ class Preparation:
         return self._render_seconds > _SLOW_RENDER
 
     def is_slow(self, call: ApiCall) -> bool:
-        """Return whether rendering its chats takes long: a slow template, or a client's own."""
+        """Return whether it may take long: a grammar, a slow template, or a client's own."""
+        if call.needs_grammar:
+            return True
         chats = [one for one in call.inputs if isinstance(one, ChatInput)]
         return bool(chats) and (self.renders_slowly or any(map(self._has_own_template, chats)))
 

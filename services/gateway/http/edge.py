@@ -193,15 +193,18 @@ class HttpEdge:
         if given := check_client_id(exchange.header(_REQUEST_ID)):
             exchange.add_header(_REQUEST_ID, given)  # of a refusal, too
         body, exchange.body = exchange.body, b""  # not kept while the answer is generated
+        is_slow = False
         if len(body) <= INLINE_BYTES:
             fields = parse_json_object(body)
             if not any(name in fields for name in _SLOW_FIELDS):
                 called = self._parse(exchange, fields, parse)
-                if not (called[1].needs_grammar or self._calls.is_slow(called[1])):
+                is_slow = self._calls.is_slow(called[1])
+                if not is_slow:
                     requests = self._prepare(exchange, called, arrival_at)
                     self._open(exchange, arrival_at, *called, requests)
                     return
-        self._in_task(exchange, self._generate_long(exchange, body, parse, arrival_at))
+        work = self._generate_long(exchange, body, parse, arrival_at, is_slow=is_slow)
+        self._in_task(exchange, work)
 
     def _in_task(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(self._answer(exchange, work))
@@ -216,18 +219,18 @@ class HttpEdge:
             self._fail(exchange, error)
 
     async def _generate_long(
-        self, exchange: Exchange, body: bytes, parse: Parse, arrival_at: float
+        self, exchange: Exchange, body: bytes, parse: Parse, arrival_at: float, *, is_slow: bool
     ) -> None:
-        """Read a long body, or one with a grammar or a slow template, in a thread."""
+        """Read a long body, or one that may take long, in a thread; ``is_slow``: it does."""
         self._calls.check_room(exchange.client)
         run = partial(self._calls.threads.run, exchange.client, len(body))
 
         def read() -> tuple[Called, list[Request] | None]:
             called = self._parse(exchange, parse_json_object(body), parse)
-            is_slow = self._calls.is_slow(called[1])
-            return called, None if is_slow else self._prepare(exchange, called, arrival_at)
+            waits = not is_slow and self._calls.is_slow(called[1])
+            return called, None if waits else self._prepare(exchange, called, arrival_at)
 
-        called, requests = await run(read)
+        called, requests = await run(read, is_long=is_slow)
         if requests is None:
             prepare = partial(self._prepare, exchange, called, arrival_at)
             requests = await run(prepare, is_long=True)

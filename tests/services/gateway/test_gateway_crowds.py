@@ -17,6 +17,7 @@ from services.gateway import preparation
 from services.gateway.api_call import ChatInput
 from services.gateway.bounds import client_at, grpc_client
 from services.gateway.config import GatewayConfig
+from services.gateway.grammars import GrammarChecker
 from services.gateway.model_loading import load_model
 from services.gateway.openai.chat_template import ChatTemplate
 from services.gateway.reading import ReadingThreads
@@ -220,23 +221,31 @@ async def test_long_jobs_of_one_client_do_not_hold_up_anothers_short_one() -> No
     threads.close()
 
 
-@pytest.mark.parametrize("is_clients_own", [False, True], ids=["model's", "client's own"])
-async def test_slow_templates_leave_a_thread_to_others(
-    is_clients_own: bool, tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("slow_part", ["the model's", "the client's own", "a grammar"])
+@pytest.mark.parametrize("padding", [0, 9000], ids=["short", "long"])
+async def test_what_is_slow_to_prepare_leaves_a_thread_to_others(
+    slow_part: str, padding: int, tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
 
-    def render(*_: object) -> str:
+    def wait(*_: object) -> str:
         assert go_on.wait(100), "nobody else was answered"
         return "hi"
 
-    if is_clients_own:
-        monkeypatch.setattr(preparation, "render_foreign", render)
-    else:
-        monkeypatch.setattr(ChatTemplate, "render", render)
-        monkeypatch.setattr(preparation, "_SLOW_RENDER", -1.0, raising=False)
-    own = {"chat_template": "{{ 1 }}"} if is_clients_own else {}
+    own: dict[str, object] = {}
+    match slow_part:
+        case "the model's":
+            monkeypatch.setattr(ChatTemplate, "render", wait)
+            monkeypatch.setattr(preparation, "_SLOW_RENDER", -1.0, raising=False)
+        case "the client's own":
+            own["chat_template"] = "{{ 1 }}"
+            monkeypatch.setattr(preparation, "render_foreign", wait)
+        case _:
+            own["guided_regex"] = "hi"
+            check = GrammarChecker.check
+            monkeypatch.setattr(GrammarChecker, "check", lambda *a: wait() and check(*a))
     said = [{"role": "user", "content": "hi"}]
+    own["user"] = "u" * padding
     body = {"model": "tiny", "messages": said, "max_tokens": 4, **own}
     async with (
         cluster(tmp_path, store_url, trust_request_chat_template=True) as running,
@@ -244,9 +253,8 @@ async def test_slow_templates_leave_a_thread_to_others(
         httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(local_address=OTHER)) as other,
         asyncio.timeout(90),
     ):
-        slow = [
-            asyncio.create_task(client.post("/v1/chat/completions", json=body)) for _ in range(5)
-        ]
+        path = "/v1/chat/completions"
+        slow = [asyncio.create_task(client.post(path, json=body)) for _ in range(5)]
         await until(lambda: running.service._calls.threads._num_free <= 1)
         longer = {"model": "tiny", "prompt": "x", "max_tokens": 2, "user": "u" * 9000}
         answer = await other.post(f"{running.url}/v1/completions", json=longer)
