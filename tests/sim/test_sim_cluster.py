@@ -28,20 +28,13 @@ from tests.fakes.sim_clusters import (
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_request_ends_once_with_all_its_tokens(seed: int) -> None:
+def test_every_request_ends_once_with_all_its_tokens_and_blocks_are_conserved(seed: int) -> None:
     requests = poisson(150, 6.0, seed)
-    records, _ = run(disaggregated(), requests)
+    records, cluster = run(disaggregated(), requests)
     assert sorted(r.request_id for r in records) == sorted(r.request_id for r in requests)
     by_id = {r.request_id: r for r in requests}
     assert all(r.num_tokens == by_id[r.request_id].num_output_tokens for r in records)
     assert all(r.finished for r in records)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_kv_blocks_are_conserved(seed: int) -> None:
-    requests = poisson(150, 6.0, seed)
-    records, cluster = run(disaggregated(), requests)
-    assert len(records) == len(requests)
     for worker in cluster.workers:
         info = worker.spec.info(worker.worker_id)
         assert all(load.num_free_blocks == info.num_blocks for load in worker.core.loads)
@@ -78,38 +71,38 @@ def test_the_same_requests_give_the_same_bytes() -> None:
     assert repr(run(disaggregated(), requests)[0]) == repr(run(disaggregated(), requests)[0])
 
 
-def test_a_lone_request_takes_what_the_cost_model_says() -> None:
-    request = SimRequest("r", 1.0, num_prompt_tokens=100, num_output_tokens=3)
-    records, _ = run(ClusterSpec(((instance(Role.UNIFIED), 1),)), [request])
-    passes = [0.012 + 71e-6 * 100, 0.012 + 1e-4 + 1e-7 * 101, 0.012 + 1e-4 + 1e-7 * 102]
-    wire = 2 * 0.0002  # gateway to scheduler, scheduler to worker
-    assert records[0].ttft == pytest.approx(wire + passes[0])
-    assert records[0].ttlt == pytest.approx(wire + sum(passes))
-
-
 HOPS = HopCosts(gateway=0.004, submit=0.001, dispatch=0.002, report=0.003, token=0.005)
 
 
-def test_every_hop_costs_what_it_says() -> None:
+@pytest.mark.parametrize(
+    ("network", "hops"),
+    [
+        (NetworkParams(), 2 * 0.0002),  # gateway to scheduler, scheduler to worker
+        (NetworkParams(hops=HOPS), 0.004 + 0.001 + 0.002 + 0.005),
+    ],
+)
+def test_a_lone_request_takes_what_the_cost_model_and_each_hop_say(
+    network: NetworkParams, hops: float
+) -> None:
     request = SimRequest("r", 1.0, num_prompt_tokens=100, num_output_tokens=3)
-    network = NetworkParams(hops=HOPS)
     records, _ = run(ClusterSpec(((instance(Role.UNIFIED), 1),), network=network), [request])
     passes = [0.012 + 71e-6 * 100, 0.012 + 1e-4 + 1e-7 * 101, 0.012 + 1e-4 + 1e-7 * 102]
-    hops = 0.004 + 0.001 + 0.002 + 0.005
     assert records[0].ttft == pytest.approx(hops + passes[0])
     assert records[0].ttlt == pytest.approx(hops + sum(passes))
+
+
+def two_on_one_host(hops: HopCosts) -> ClusterSpec:
+    """Two instances that take requests by turns."""
+    by_turns = SchedulerSettings(dispatch="immediate", packing="round-robin")
+    kinds = ((instance(Role.UNIFIED), 2),)
+    return ClusterSpec(kinds, scheduler=by_turns, network=NetworkParams(hops=hops))
 
 
 def test_workers_that_share_a_core_slow_each_other_down() -> None:
     requests = [SimRequest(f"r{n}", 1.0, 100, 3) for n in range(2)]
 
     def ttlts(cores: int) -> list[float]:
-        network = NetworkParams(hops=HopCosts(cores=cores))
-        spec = ClusterSpec(
-            ((instance(Role.UNIFIED), 2),),
-            scheduler=SchedulerSettings(dispatch="immediate", packing="round-robin"),
-            network=network,
-        )
+        spec = two_on_one_host(HopCosts(cores=cores))
         return [record.ttlt or 0.0 for record in run(spec, requests)[0]]
 
     assert ttlts(2) == pytest.approx(ttlts(0))
@@ -152,12 +145,7 @@ def test_a_shared_host_takes_from_prompts_what_is_said_of_prompts() -> None:
     requests = [SimRequest(f"r{n}", 1.0, 100, 2) for n in range(2)]
 
     def times(hops: HopCosts) -> tuple[float, float]:
-        spec = ClusterSpec(
-            ((instance(Role.UNIFIED), 2),),
-            scheduler=SchedulerSettings(dispatch="immediate", packing="round-robin"),
-            network=NetworkParams(hops=hops),
-        )
-        records = run(spec, requests)[0]
+        records = run(two_on_one_host(hops), requests)[0]
         firsts = [record.ttft or 0.0 for record in records]
         return max(firsts), max(record.ttlt or 0.0 for record in records) - max(firsts)
 
@@ -173,12 +161,7 @@ def test_a_message_of_a_simulated_cluster_waits_for_a_free_core() -> None:
     requests = [SimRequest("r0", 1.0, 4000, 2), SimRequest("r1", 1.1, 10, 1)]
 
     def last(wait: float) -> float:
-        hops = HopCosts(cores=1, wait=wait)
-        spec = ClusterSpec(
-            ((instance(Role.UNIFIED), 2),),
-            scheduler=SchedulerSettings(dispatch="immediate", packing="round-robin"),
-            network=NetworkParams(hops=hops),
-        )
+        spec = two_on_one_host(HopCosts(cores=1, wait=wait))
         return {r.request_id: r.ttft or 0.0 for r in run(spec, requests)[0]}["r1"]
 
     waited = last(0.05) - last(0.0)
