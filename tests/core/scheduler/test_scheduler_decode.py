@@ -50,16 +50,6 @@ def test_it_waits_for_a_decode_worker_to_come() -> None:
     assert targets(scheduler) == [(1, "d")]
 
 
-def test_it_waits_for_kv_room_and_is_retried_at_the_next_load_report() -> None:
-    scheduler = make_cluster()
-    scheduler.connect(make_info("d", Role.DECODE), loads=(UnitLoad(0, 0, 9, 900, 1),))
-    scheduler.submit(1)
-    scheduler.prefill("p", 1)
-    assert targets(scheduler) == []
-    scheduler.end_forward("d", free=2, running=8, kv_tokens=800)
-    assert targets(scheduler) == [(1, "d")]
-
-
 def test_room_promised_to_a_handoff_is_not_promised_again() -> None:
     scheduler = make_cluster("d", blocks=3)
     for stream_id in (1, 2):
@@ -176,13 +166,6 @@ def test_unified_workers_keep_their_own_requests() -> None:
     assert scheduler.orders("u", Handoff) == []
 
 
-def test_a_failed_handoff_goes_to_another_unit() -> None:
-    scheduler = prefilled("d1", "d2")
-    scheduler.handed_off("p", ok=False)
-    assert targets(scheduler) == [(1, "d1"), (1, "d2")]
-    assert scheduler.notes() == ["handoff_failed"]
-
-
 def test_a_unit_that_failed_is_tried_again_after_a_rest() -> None:
     scheduler = prefilled("d")
     scheduler.handed_off("p", ok=False)
@@ -199,20 +182,6 @@ def test_after_so_many_failures_the_request_is_computed_again() -> None:
     scheduler.handed_off("p", ok=False)
     assert scheduler.lost() == [1]
     assert scheduler.cancelled("p") == [1]
-
-
-def test_a_request_that_its_source_has_lost_goes_back_to_the_gateway() -> None:
-    scheduler = prefilled("d")
-    scheduler.handed_off("p", ok=False, retriable=False)
-    assert scheduler.lost() == [1]
-    assert scheduler.cancelled("d") == [1]
-
-
-def test_a_request_that_moved_is_finished_by_its_new_worker() -> None:
-    scheduler = prefilled("d")
-    scheduler.handed_off("p")
-    scheduler.end_forward("d", finished=(1,))
-    assert scheduler.core.status().num_tracked == 0
 
 
 def test_a_request_may_finish_before_the_news_of_its_move_is_here() -> None:

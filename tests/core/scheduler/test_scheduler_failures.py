@@ -20,7 +20,7 @@ from headway.messages import (
     WorkerReached,
 )
 from headway.request import FinishReason
-from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, make_request, short_pass
+from tests.fakes.scheduler_text import SchedulerHarness, key, make_info, short_pass
 
 
 def make_scheduler(*workers: tuple[str, Role]) -> SchedulerHarness:
@@ -242,14 +242,6 @@ def test_a_new_leader_goes_on_with_a_move_that_it_finds_half_done() -> None:
         scheduler.handed_off("p")
         assert scheduler.placed() == [(1, first), (1, "d")]
         assert scheduler.cancelled("p") == scheduler.cancelled("d") == []
-
-
-def test_a_held_request_of_which_a_later_attempt_was_submitted_is_stopped() -> None:
-    scheduler = new_leader("u")
-    scheduler.post(make_request(2, request_id="r", attempt=1))
-    scheduler.connect(make_info("u", Role.UNIFIED), held(1, request_id="r"))
-    assert scheduler.cancelled("u") == [1]
-    assert scheduler.dispatched("u") == [2]
 
 
 def test_a_request_cancelled_before_its_worker_was_heard_is_stopped_there() -> None:

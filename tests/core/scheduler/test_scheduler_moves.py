@@ -168,12 +168,6 @@ def test_a_target_that_dies_leaves_it_at_its_source() -> None:
     assert scheduler.lost() == []
 
 
-def test_a_source_that_dies_loses_it() -> None:
-    scheduler = unbalanced()
-    scheduler.kill("d0")
-    assert sorted(scheduler.lost()) == [1, 2, 3]
-
-
 def test_nothing_moves_under_another_policy() -> None:
     scheduler = unbalanced(rescheduling="none")
     assert moves(scheduler) == []

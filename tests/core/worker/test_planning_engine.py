@@ -106,20 +106,6 @@ def test_a_dispatched_request_goes_to_the_engine_and_its_tokens_to_the_gateway()
     assert worker.core.loads[0].num_free_blocks == 32
 
 
-def test_a_repeated_dispatch_is_acknowledged_and_otherwise_ignored() -> None:
-    worker = serving()
-    worker.post(dispatch(make_request(1)))
-    assert len(worker.of(EngineAdd)) == 1
-    assert len(worker.of(Accepted)) == 2
-
-
-def test_a_resubmitted_request_goes_on_after_its_tokens() -> None:
-    worker = serving(replace(make_request(1, max_tokens=4), output_token_ids=(11, 12)))
-    worker.step(Drawn(key(1), (13,)))
-    worker.step(Drawn(key(1), (14,), FinishReason.LENGTH))
-    assert [row[1:3] for row in worker.tokens()] == [(2, 13), (3, 14)]
-
-
 def test_a_dispatch_has_run_when_all_of_its_requests_have_begun() -> None:
     worker = serving(make_request(1), make_request(2))
     worker.step(Drawn(key(1), (11,)), pass_time=0.02)
