@@ -7,8 +7,6 @@ run with ``HEADWAY_REWRITE_SCENARIOS=1`` and read the difference.
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,10 +36,10 @@ from headway.messages import (
 from headway.policies.batching.fcfs import Fcfs
 from headway.request import StreamKey
 from tests.fakes.paged import WorkerHarness, break_off, transfer
+from tests.fakes.scenarios import check, words_of
 from tests.fakes.worker_core import dispatch, make_request, make_worker
 
-FOLDER = Path(__file__).parent / "worker"
-REWRITES = os.environ.get("HEADWAY_REWRITE_SCENARIOS") == "1"
+FILES = sorted((Path(__file__).parent / "worker").glob("*.txt"))
 
 
 class Scenario:
@@ -57,22 +55,18 @@ class Scenario:
         """Show only actions that follow."""
         self.before = {worker_id: len(worker.log) for worker_id, worker in self.workers.items()}
 
-    def run(self, line: str) -> list[str]:
-        name, *words = shlex.split(line)
-        options = {
-            option: int(value)
-            for option, _, value in (word.partition("=") for word in words if "=" in word)
-        }
+    def run(self, line: str) -> str:
+        name, words, options = words_of(line)
         self.note()
         command: Callable[[list[str], dict[str, int]], None] = getattr(self, f"do_{name}")
-        command([word for word in words if "=" not in word], options)
+        command(words, {option: int(value) for option, value in options.items()})
         shown = [
             f"{worker_id}: {text}"
             for worker_id, worker in self.workers.items()
             for action in worker.log[self.before.get(worker_id, 0) :]
             if (text := show(action))
         ]
-        return shown + self.changed_stages()
+        return "\n".join(shown + self.changed_stages())
 
     def changed_stages(self) -> list[str]:
         now = {
@@ -199,21 +193,6 @@ def part(item: PassItem) -> str:
     return f"{item.key.stream_id} at {span}"
 
 
-def play(text: str) -> str:
-    """Return the file as it should read."""
-    scenario, blocks = Scenario(), []
-    for block in text.strip().split("\n\n"):
-        lines = block.split("----")[0].strip().split("\n")
-        commands = [line for line in lines if not line.startswith("#")]
-        shown = [text for line in commands for text in scenario.run(line)]
-        blocks.append("\n".join([*lines, *(["----", *(shown or ["nothing"])] if commands else [])]))
-    return "\n\n".join(blocks) + "\n"
-
-
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_scenario(path: Path) -> None:
-    text = path.read_text()
-    played = play(text)
-    if REWRITES:
-        path.write_text(played)
-    assert played == text or REWRITES
+    check(path, Scenario().run)
