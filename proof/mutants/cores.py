@@ -15,7 +15,6 @@ _DECODE_TESTS = "tests/core/scheduler/test_scheduler_decode.py"
 _FAILURES_TESTS = "tests/core/scheduler/test_scheduler_failures.py"
 _FAIR_CHUNK_TESTS = "tests/core/worker/test_worker_fair_chunk.py"
 _GATEWAY_SCENARIOS = "tests/scenarios/test_gateway_scenarios.py"
-_GATEWAY_TESTS = "tests/core/gateway/test_gateway.py"
 _HOST_PREFIXES_TESTS = "tests/core/worker/test_worker_host_prefixes.py"
 _MIGRATION_TESTS = "tests/core/worker/test_worker_migration.py"
 _PASS_LIMIT_TESTS = "tests/core/worker/test_worker_pass_limit.py"
@@ -39,7 +38,7 @@ CORES = (
         f"{_GATEWAY}order.py",
         "elif (first != num_known or state.early) and _differs(state, first, delivery):",
         "elif False:",
-        (_GATEWAY_SCENARIOS, _ATTEMPTS_TESTS, _GATEWAY_TESTS),
+        (_GATEWAY_SCENARIOS, _ATTEMPTS_TESTS),
     ),
     Mutation(
         "tokens are taken from any worker",
@@ -67,7 +66,7 @@ CORES = (
         f"{_GATEWAY}order.py",
         "if index >= state.request.sampling.max_tokens:",
         "if False:",
-        ("tests/core/gateway/test_gateway_sources.py",),
+        (_GATEWAY_SCENARIOS,),
     ),
     Mutation(
         "a death is counted twice",
@@ -102,7 +101,7 @@ CORES = (
         f"{_GATEWAY}order.py",
         "if index > num_known:  # its predecessor may come over another worker's stream",
         "if False:",
-        (_GATEWAY_SCENARIOS, _GATEWAY_TESTS),
+        (_GATEWAY_SCENARIOS,),
     ),
     Mutation(
         "a key saves up more than a minute's tokens",
@@ -172,7 +171,7 @@ CORES = (
         f"{_GATEWAY}core.py",
         "if state.request.deadline_at <= now:",
         "if False:",
-        (_GATEWAY_TESTS,),
+        (_GATEWAY_SCENARIOS,),
     ),
     Mutation(
         "promised blocks are given away",

@@ -9,8 +9,7 @@ from headway.cluster import Role
 from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import Deliver, Fail, GatewayAction, SchedulerConnected, Submit
 from headway.core.gateway.settings import GatewaySettings
-from headway.errors import Code
-from headway.messages import Placed, StreamFailure, TokenBatch
+from headway.messages import Placed, TokenBatch
 from headway.request import FinishReason, Request, SamplingParams
 
 SETTINGS = GatewaySettings(max_model_len=100, max_waiting=3, request_timeout=60.0)
@@ -76,9 +75,3 @@ def tokens(
     return TokenBatch(
         worker, [stream_id] * count, list(range(first, first + count)), token_ids, reasons, {}
     )
-
-
-def failure(
-    stream_id: int, reason: FinishReason = FinishReason.ERROR, code: Code = Code.INTERNAL
-) -> TokenBatch:
-    return TokenBatch("w", [], [], [], [], {}, [StreamFailure(stream_id, reason, "no luck", code)])

@@ -61,12 +61,18 @@ class GatewayScenario:
         return []
 
     def do_ask(
-        self, name: str, prompt: str = "4", max: str = "10", reasons: str = "", read: str = "yes"
+        self,
+        name: str,
+        prompt: str = "4",
+        max: str = "10",
+        reasons: str = "",
+        read: str = "yes",
+        cut: str = "",
     ) -> list[str]:
         sampling = SamplingParams(max_tokens=int(max))
         tokens = tuple(range(int(prompt)))
         request = Request(name, "m", tokens, sampling, self.now, reasons=bool(reasons))
-        return self.tell(Submit(request, read == "yes"))
+        return self.tell(Submit(request, read == "yes", may_be_cut=bool(cut)))
 
     def do_leave(self, name: str) -> list[str]:
         return self.tell(Release(name))
@@ -105,8 +111,11 @@ class GatewayScenario:
         streams = [int(stream_id)] * count
         return self.tell(TokenBatch(worker_id, streams, indices, tokens, reasons, {}))
 
-    def do_failed(self, worker_id: str, stream_id: str, reason: str = "error") -> list[str]:
-        failure = StreamFailure(int(stream_id), FinishReason(reason), "the pass failed")
+    def do_failed(
+        self, worker_id: str, stream_id: str, reason: str = "error", code: str = "internal"
+    ) -> list[str]:
+        why = (FinishReason(reason), "the pass failed", Code(code))
+        failure = StreamFailure(int(stream_id), *why)
         return self.tell(TokenBatch(worker_id, [], [], [], [], {}, [failure]))
 
     def do_detached(self, worker_id: str) -> list[str]:
@@ -149,6 +158,7 @@ def show(action: GatewayAction) -> list[str]:
             param = f" ({error.param})" if error.param else ""
             return [f"{request_id} fails, {error.code.value}{param}: {error.message}{hint}"]
         case Deliver():
+            assert action.deliveries, "nobody is told of nothing"
             pauses = [f"a pause of {p.seconds:g} s, {p.num_tokens:g} tokens" for p in action.pauses]
             streams = groupby(action.deliveries, key=lambda one: one.request_id)
             return pauses + [_reads(name, list(found)) for name, found in streams]
@@ -158,7 +168,8 @@ def _reads(name: str, deliveries: list[Delivery]) -> str:
     tokens = [one.token_id for one in deliveries if one.token_id is not None]
     end = deliveries[-1].finish_reason
     reads = f" reads {_said(tokens)}" if tokens else ""
-    return f"{name}{reads}{f', end: {end.value}' if end else ''}"
+    cut = ", cut" if deliveries[-1].is_cut else ""
+    return f"{name}{reads}{f', end: {end.value}' if end else ''}{cut}"
 
 
 def _said(numbers: Sequence[int]) -> str:

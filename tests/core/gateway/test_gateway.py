@@ -1,30 +1,23 @@
-"""The gateway's core: admission, ends, resubmission, order."""
+"""The gateway's core, beside its scenarios: what they do not show, and what takes many steps."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from headway.cluster import Role
-from headway.core.gateway.events import (
-    Deliver,
-    Delivery,
-    SchedulerConnected,
-    SchedulerDisconnected,
-    WorkerDetached,
-)
+from headway.core.gateway.core import GatewayCore
+from headway.core.gateway.events import Deliver, SchedulerConnected, SchedulerDisconnected
 from headway.errors import Code
-from headway.messages import CancelStream, Lost, Placed
+from headway.messages import Lost, Placed, TokenBatch
 from headway.request import FinishReason, TokenLogprobs
 from headway.service_class import ServiceClass, Standing
 from tests.fakes.gateway_core import (
     SETTINGS,
     delivered,
-    failure,
     failures_in,
     gateway,
     opened,
     requests_in,
-    resubmitted,
     submit,
     tokens,
 )
@@ -60,26 +53,6 @@ def test_logprobs_travel_with_their_token() -> None:
     assert [d.logprobs for d in action.deliveries] == [None, logprobs]
 
 
-def test_the_hint_grows_with_the_time_between_first_tokens() -> None:
-    core = gateway()
-    for at in (0.0, 4.0):
-        core.handle(tokens(opened(core, str(at), now=at).stream_id, 0, [1]), now=at)
-    for i in range(3):
-        opened(core, str(i), now=4.0)
-    (fail,) = failures_in(core.handle(submit("r", at=4.0), now=4.0))
-    assert fail.error.retry_after == 12.0
-
-
-def test_an_old_gap_does_not_shorten_the_patience_with_a_new_one() -> None:
-    core = gateway()
-    request = opened(core)
-    core.handle(tokens(request.stream_id, 1, [8]), now=1.0)
-    core.handle(tokens(request.stream_id, 0, [7]), now=1.5)
-    core.handle(tokens(request.stream_id, 3, [10]), now=1.9)
-    assert core.wake(now=2.0) == []
-    assert core.wake(now=2.9) != []
-
-
 def test_backoff_doubles_up_to_its_limit_and_attempts_are_numbered() -> None:
     core = gateway(replace(SETTINGS, request_timeout=600.0))
     request, now, waits = opened(core), 0.0, []
@@ -96,54 +69,6 @@ def test_backoff_doubles_up_to_its_limit_and_attempts_are_numbered() -> None:
     assert fail.error.code is Code.UNAVAILABLE
     assert "8 times" in fail.error.message
     assert core.num_open == 0
-
-
-def test_what_the_engine_refuses_ends_at_once_with_its_words() -> None:
-    core = gateway()
-    request = opened(core)
-    refused = failure(request.stream_id, code=Code.INVALID_ARGUMENT)
-    (fail,) = failures_in(core.handle(refused, now=0.0))
-    assert (fail.error.code, fail.error.message) == (Code.INVALID_ARGUMENT, "no luck")
-    assert core.num_open == 0
-
-
-def test_a_busy_engine_is_no_fault_of_the_request() -> None:
-    core = gateway()
-    request, now = opened(core), 0.0
-    for _ in range(3):
-        busy = failure(request.stream_id, code=Code.UNAVAILABLE)
-        assert failures_in(core.handle(busy, now=now)) == []
-        assert core.next_wakeup is not None
-        now = core.next_wakeup
-        request = resubmitted(core, now=now)
-
-
-def test_a_request_over_its_deadline_ends_with_what_it_has_and_is_stopped_everywhere() -> None:
-    core = gateway()
-    request = opened(core, may_be_cut=True)
-    core.handle(tokens(request.stream_id, 0, [1]), now=0.0)
-    assert core.wake(now=59.9) == []
-    actions = core.wake(now=60.0)
-    assert CancelStream(request.key) in actions
-    assert failures_in(actions) == []
-    (delivered,) = [action for action in actions if isinstance(action, Deliver)]
-    end = Delivery(request.request_id, None, None, FinishReason.LENGTH, is_cut=True)
-    assert delivered.deliveries == [end]
-    assert core.num_open == 0
-    assert core.num_waiting == 0
-
-
-def test_who_reads_already_waits_for_a_scheduler_until_its_deadline() -> None:
-    core = gateway()
-    request = opened(core, may_be_cut=True)
-    core.handle(tokens(request.stream_id, 0, [1]), now=0.0)
-    core.handle(SchedulerDisconnected(), now=1.0)
-    core.handle(WorkerDetached("w"), now=1.0)
-    assert failures_in(core.wake(now=2.0)) == []
-    assert failures_in(core.wake(now=50.0)) == []
-    assert core.num_open == 1
-    actions = core.wake(now=60.0)
-    assert [a.deliveries[-1].is_cut for a in actions if isinstance(a, Deliver)] == [True]
 
 
 def test_timers_of_ended_requests_do_not_pile_up() -> None:
@@ -187,3 +112,42 @@ def test_a_scheduler_that_comes_and_goes_leaves_few_timers_behind() -> None:
         failed = len(failures_in(core.wake(now=at)))
     assert failed == 100, "nobody has led for long"
     assert num_wakes < 10
+
+
+def joined(one: TokenBatch, other: TokenBatch) -> TokenBatch:
+    """Both in one batch."""
+    return replace(
+        one,
+        stream_ids=[*one.stream_ids, *other.stream_ids],
+        indices=[*one.indices, *other.indices],
+        token_ids=[*one.token_ids, *other.token_ids],
+        finish_reasons=[*one.finish_reasons, *other.finish_reasons],
+    )
+
+
+def test_no_more_than_a_small_number_of_tokens_waits() -> None:
+    core = GatewayCore("g", "g:1", replace(SETTINGS, max_model_len=100_000))
+    core.handle(SchedulerConnected(), now=0.0)
+    (request,) = requests_in(core.handle(submit("r", max_tokens=10_000), now=0.0))
+    for index in range(1000):
+        core.handle(tokens(request.stream_id, index, [7]), now=1.0)
+    assert len(delivered(core.handle(Placed(request.key, "w", 0, Role.UNIFIED), now=1.1))) == 256
+
+
+def test_an_early_end_before_another_end_is_one_end() -> None:
+    core = gateway()
+    request, other = opened(core, "r"), opened(core, "s")
+    core.handle(tokens(request.stream_id, 1, [8], end=FinishReason.STOP), now=1.0)
+    both = joined(
+        tokens(request.stream_id, 0, [7], end=FinishReason.STOP), tokens(other.stream_id, 0, [9])
+    )
+    assert delivered(core.handle(both, now=1.0)) == [7, 9]
+    assert core.num_open == 1
+    assert not failures_in(core.wake(now=5.0))
+
+
+def test_stream_ids_are_drawn_and_a_drawn_one_is_not_used_twice() -> None:
+    drawn = iter([5, 5, 5, 2**64 - 1])
+    core = GatewayCore("g", "g:1", SETTINGS, draw_stream_id=lambda: next(drawn))
+    core.handle(SchedulerConnected(), now=0.0)
+    assert [opened(core, name).stream_id for name in "ab"] == [5, 2**64 - 1]
