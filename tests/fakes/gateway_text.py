@@ -158,7 +158,7 @@ def show(action: GatewayAction) -> list[str]:
             param = f" ({error.param})" if error.param else ""
             return [f"{request_id} fails, {error.code.value}{param}: {error.message}{hint}"]
         case Deliver():
-            assert action.deliveries, "nobody is told of nothing"
+            assert action.deliveries or action.pauses, "it says nothing"
             pauses = [f"a pause of {p.seconds:g} s, {p.num_tokens:g} tokens" for p in action.pauses]
             streams = groupby(action.deliveries, key=lambda one: one.request_id)
             return pauses + [_reads(name, list(found)) for name, found in streams]
