@@ -139,10 +139,17 @@ CORES = (
         (_ATTEMPTS_TESTS,),
     ),
     Mutation(
+        "a broken stream is proof of a death",
+        f"{_GATEWAY}attempts.py",
+        "sure = [each for each in state.deaths if each.is_told or not each.process_id]",
+        "sure = state.deaths",
+        (_ATTEMPTS_TESTS,),
+    ),
+    Mutation(
         "a suspect's third death is no proof",
         f"{_GATEWAY}attempts.py",
-        "if state.request_id == self._on_trial or num_alone >= self._most:",
-        "if num_alone >= self._most:",
+        "if state.request_id == self._on_trial or self._is_proven(state):",
+        "if self._is_proven(state):",
         (_ATTEMPTS_TESTS,),
     ),
     Mutation(

@@ -3,7 +3,8 @@
 An attempt that makes progress is not held against its request. A request whose worker has died
 twice before it made progress is suspected to be the cause:
 
-- If it was this gateway's only request on both workers, it gets no further attempt.
+- If it was this gateway's only request on both workers, and the scheduler has lost both processes,
+  it gets no further attempt.
 - Otherwise it gets one more when no other suspect runs. If its worker dies again, it was the cause.
 
 A death shows as a broken token stream and as the scheduler's word, which count once. A worker that
@@ -56,12 +57,35 @@ class Suspects:
 
     def lost(self, states: Sequence[OpenRequest], process_id: str) -> list[OpenRequest]:
         """Count a death that the scheduler tells for all that had the worker; return the cause."""
+        guilty = self._know_of(process_id) if process_id else []
         worker_id = states[0].worker_id if states else ""
         if worker_id in self._heard_at:
             unsure = self._unsure.setdefault(worker_id, {})
             unsure.update((state.request_id, process_id) for state in states)
+            return guilty
+        death = Death(worker_id, process_id, len(states) == 1, is_told=True)
+        return guilty + self._count([each for each in states if each not in guilty], death)
+
+    def _know_of(self, process_id: str) -> list[OpenRequest]:
+        """Note that the scheduler, too, has lost a process; return whom that proves the cause."""
+        if not any(process_id == counted for _, counted in self._died):
             return []
-        return self._count(states, Death(worker_id, process_id, len(states) == 1, is_told=True))
+        guilty = []
+        for state in self._requests:
+            for place, death in enumerate(state.deaths):
+                if death.process_id == process_id:
+                    state.deaths[place] = death._replace(is_told=True)
+                    guilty += [state] if self._is_proven(state) else []
+        return guilty
+
+    def _is_proven(self, state: OpenRequest) -> bool:
+        """Return whether it was alone on so many workers that surely died.
+
+        The process of a broken stream may live: the scheduler knows. Of a worker that does not name
+        its process nobody will say more.
+        """
+        sure = [each for each in state.deaths if each.is_told or not each.process_id]
+        return sum(each.was_alone for each in sure) >= self._most
 
     def _count(self, states: Sequence[OpenRequest], death: Death) -> list[OpenRequest]:
         guilty = []
@@ -70,14 +94,12 @@ class Suspects:
             del self._died[next(iter(self._died))]
         for state in states:
             forgive(state)
-            if death.is_told and state.deaths[-1:] == [death._replace(is_told=False)]:
-                state.deaths[-1] = death  # the broken stream was that of the same death
+            if _has_counted(state, death):
                 continue
             state.deaths.append(death)
             if len(state.deaths) < self._most:
                 continue
-            num_alone = sum(each.was_alone for each in state.deaths)
-            if state.request_id == self._on_trial or num_alone >= self._most:
+            if state.request_id == self._on_trial or self._is_proven(state):
                 guilty.append(state)
             else:
                 self._waiting[state.request_id] = None
@@ -141,3 +163,16 @@ class Suspects:
                 self._on_trial = request_id
                 return state
         return None
+
+
+def _has_counted(state: OpenRequest, death: Death) -> bool:
+    """Return whether a death is one that the request has seen: a named process dies once.
+
+    Of a worker that does not name its process, a broken stream and the next word are one death.
+    """
+    if death.process_id:
+        return any(each.process_id == death.process_id for each in state.deaths)
+    if death.is_told and state.deaths[-1:] == [death._replace(is_told=False)]:
+        state.deaths[-1] = death
+        return True
+    return False

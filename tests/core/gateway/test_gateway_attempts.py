@@ -77,6 +77,11 @@ class World:
         self.take(self.core.handle(lost, now=self.now))
         self.wait()
 
+    def confirm(self, process_id: str) -> None:
+        """The scheduler has lost a process, and names an attempt that was there."""
+        lost = Lost((StreamKey("g", 2**40),), "its worker is gone", True, process_id)
+        self.take(self.core.handle(lost, now=self.now))
+
     def reach(self, worker_id: str, process_id: str) -> None:
         self.take(self.core.handle(WorkerReached(worker_id, process_id), now=self.now))
 
@@ -282,7 +287,35 @@ def test_a_process_that_lives_takes_no_death_of_an_earlier_one_back() -> None:
     world.generate("w", "poison", 1)
     world.take(world.core.handle(WorkerBack("w", "second"), now=world.now))
     world.detach("w", "second")
+    world.confirm("second")
     assert "died 2 times" in world.failed["poison"].error.message
+
+
+def test_a_request_is_refused_for_deaths_that_the_scheduler_knows_of_alone() -> None:
+    world = World()
+    world.submit("r", "poison")
+    for worker_id in ("v", "w"):
+        for name in ("r", "poison"):
+            world.place(f"{worker_id}-{name}", name)
+            world.generate(f"{worker_id}-{name}", name, 1)
+            world.detach(f"{worker_id}-{name}", f"{worker_id}-{name}")
+        world.wait()
+    assert not world.failed
+    for process_id in ("v-r", "v-poison", "w-poison"):
+        world.confirm(process_id)
+    assert list(world.failed) == ["poison"]
+
+
+def test_a_process_dies_once() -> None:
+    world = World()
+    world.submit("r")
+    for _ in range(5):
+        world.place("w", "r")
+        world.generate("w", "r", 1)
+        world.detach("w", "first")
+        world.wait()
+        world.confirm("first")
+    assert not world.failed
 
 
 def test_a_stream_that_breaks_after_its_process_was_reached_again_is_no_death() -> None:
