@@ -15,9 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from headway.class_metrics import READER_PACE
 from headway.cost.profile import load_profile
-from headway.service_class import ServiceClass, Standing
 from headway.sim.cluster import SimRequest
 from headway.sim.experiment import UNLIMITED, Conditions
 from headway.sim.network import NetworkParams
@@ -100,8 +98,6 @@ _DRAWN: Mapping[str, Cell] = {
     "shared prefixes": Cell(shared=0.8),
     "half unread": Cell(unread=0.5),
 }
-_READ = Standing(service=ServiceClass("read", tpot=READER_PACE))
-"""The class of recorded requests: it promises what their SLO asks between tokens."""
 CHATS = Cell(reasons=0.0, seconds=350.0, trace=AZURE_CHAT)
 CODE = replace(CHATS, seconds=600.0, trace=AZURE_CODE, num_instances=4)
 PROMPTS = Cell(
@@ -190,6 +186,4 @@ def _recorded(
             output += reasoning
         name = f"{'reasoning' if reasoning else 'chat'}-{number}"
         prompt = row.prompt_tokens or 1
-        yield SimRequest(
-            name, row.arrival_at, prompt, output, reasoning, row.prefix_hashes, standing=_READ
-        )
+        yield SimRequest(name, row.arrival_at, prompt, output, reasoning, row.prefix_hashes)

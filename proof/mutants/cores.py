@@ -569,8 +569,15 @@ CORES = (
     Mutation(
         "a class that yields is promised its pace",
         f"{_WORKER}pass_limit.py",
-        "if service is None or service.tpot is None or service.yields:",
-        "if service is None or service.tpot is None:",
+        "if not (reads_on and sequence.is_read) or (service is not None and service.yields):",
+        "if not (reads_on and sequence.is_read):",
+        (_PASS_LIMIT_TESTS,),
+    ),
+    Mutation(
+        "prompts have no more time while readers have tokens in hand",
+        f"{_WORKER}pass_limit.py",
+        "return max(reader_pace, sequence.in_hand_until - now)",
+        "return reader_pace",
         (_PASS_LIMIT_TESTS,),
     ),
     Mutation(

@@ -42,7 +42,7 @@ def test_what_is_known_of_the_instances_reaches_those_who_ask_alone() -> None:
     batching = registry.make("batching", "uniboost-memguard")
     teach(batching, costs)
     assert constants_of(batching)[0].value == 1e-6
-    assert [each.name for each in constants_of(ours.make_batching())] == ["T"]
+    assert [each.name for each in constants_of(ours.make_batching())] == ["T", "τ"]
     placement = registry.make("placement", "min-cost", **ours.scheduler.placement_params)
     teach(placement, costs)
     assert [constant.value for constant in constants_of(placement)] == [1e-4, 0.0]

@@ -42,6 +42,7 @@ class Planned:
         reasoning: int = 0,
         arrival_at: float = -1.0,
         standing: Standing = NO_STANDING,
+        is_read: bool = True,
     ) -> Sequence:
         """A request of so many tokens; the first ``reasoning`` of its output are not shown."""
         key = StreamKey("g", name)
@@ -53,6 +54,7 @@ class Planned:
             arrival_at=self.now if arrival_at < 0 else arrival_at,
             reasons=reasoning > 0,
             standing=standing,
+            is_read=is_read,
         )
         self.state.queue(request, 0)
         return self.state.units[0].sequences[key]

@@ -315,18 +315,23 @@ def test_answers_that_end_with_their_reasoning_say_nothing() -> None:
     ended = replace(decoding(1, 40), phase=Phase.ANSWERING, num_phase_tokens=0)
     for _ in range(20):
         policy.completed(ended, now=1.0)
-    assert policy.constants() == [("T", 10.0, Source.PROMISE)]
+    assert policy.constants()[:-1] == [("T", 10.0, Source.PROMISE)]
 
 
 def test_before_answers_have_ended_t_is_what_the_class_promises() -> None:
     policy = make(promise=10.0)
     answers(policy, [100] * 9)
-    assert policy.constants() == [("T", 10.0, Source.PROMISE)]
+    assert policy.constants()[:-1] == [("T", 10.0, Source.PROMISE)]
     assert policy.rank(Queued(1, 1.0), now=1.0).until_at == 11.0
     promised = Queued(2, 1.0, allowance=2.0, answer_due_at=6.0)
     assert policy.rank(promised, now=1.0).until_at == 6.0
     answers(policy, [100])
-    assert {each.source for each in policy.constants()} == {Source.MEASURED}
+    assert {each.source for each in policy.constants()[:-1]} == {Source.MEASURED}
+
+
+def test_it_says_how_fast_readers_read() -> None:
+    assert make().constants()[-1] == ("τ", 0.1, Source.DEFAULT)
+    assert make(reader_pace=0.05).constants()[-1] == ("τ", 0.05, Source.GIVEN)
 
 
 def test_a_given_t_stands_whatever_is_measured() -> None:
@@ -485,7 +490,7 @@ def test_a_prompt_that_is_done_has_its_place_by_arrival_again() -> None:
 
 def test_other_costs_draw_the_ranks_anew() -> None:
     policy = make()
-    assert [each.name for each in policy.constants()] == ["T"]
+    assert [each.name for each in policy.constants()] == ["T", "τ"]
     before = policy.epoch
     policy.learn(Costs(prefill_per_token=0.001))
     assert policy.epoch > before

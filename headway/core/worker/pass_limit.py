@@ -1,9 +1,9 @@
-"""The prompt tokens of a pass by the time that classes promise between tokens.
+"""The prompt tokens of a pass by the time until readers need their next tokens.
 
 A pass computes prompts beside requests that decode, and each of these waits for it to end. So it
-takes no more prompt tokens than leave a reader's next token within its class's ``tpot``, by what
-passes cost here. A chunk of a number of tokens keeps that for one model, on one card, and beside
-one batch alone.
+takes no more prompt tokens than leave a reader's next token within its class's ``tpot``, or in time
+for who has read the tokens in hand, by what passes cost here. A chunk of a number of tokens keeps
+that for one model, on one card, and beside one batch alone.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from headway.cost.pass_time import PassTime
 from headway.request import Phase
 
 
-def prompt_tokens_within(unit: WorkerUnit, pass_time: PassTime) -> float:
+def prompt_tokens_within(
+    unit: WorkerUnit, pass_time: PassTime, reader_pace: float, *, now: float
+) -> float:
     """Return how many prompt tokens the unit's part of the next pass has time for, 1 or more.
 
-    inf where nobody who reads on is promised a time between tokens, where not even a request alone
-    would have its tokens in time, and where costs are not known yet.
+    ``reader_pace``: seconds in which a reader reads a token. inf where nobody reads on, where not
+    even a request alone would have its tokens in time, and where costs are not known yet.
     """
     if not pass_time.per_prefill_token:
         return inf
     prompts = [sequence for _, sequence in running_prompts(unit)]
     if not (prompts or unit.waiting.by_name):
         return inf
-    limit = min(map(_promised, unit.holding.values()), default=inf)
+    limit = min((_due_within(s, reader_pace, now) for s in unit.holding.values()), default=inf)
     if limit == inf or pass_time.seconds(0, 0, 1, 1) >= PLANNED_PASS * limit:
         return inf
     batch = unit.batch
@@ -47,10 +49,16 @@ def prompt_tokens_within(unit: WorkerUnit, pass_time: PassTime) -> float:
     return max(1.0, left / per_token)
 
 
-def _promised(sequence: Sequence) -> float:
-    """Return the seconds within which its reader's next token is due; inf without a promise."""
+def _due_within(sequence: Sequence, reader_pace: float, now: float) -> float:
+    """Return the seconds within which its reader's next token is due; inf if nobody reads on.
+
+    A class promises them whatever its reader has in hand. Who is late is not due sooner than at the
+    pace of reading.
+    """
     service = sequence.request.standing.service
-    if service is None or service.tpot is None or service.yields:
-        return inf
     reads_on = sequence.stage is Stage.RUNNING and sequence.phase is Phase.ANSWERING
-    return service.tpot if reads_on and sequence.is_read else inf
+    if not (reads_on and sequence.is_read) or (service is not None and service.yields):
+        return inf
+    if service is not None and service.tpot is not None:
+        return service.tpot
+    return max(reader_pace, sequence.in_hand_until - now)

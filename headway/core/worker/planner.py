@@ -89,9 +89,9 @@ class PassPlanner:
         queue.put_levels(self.turns.levels)
         unit.keep([name for name, level in self.turns.levels.items() if level > 0])
         self._take_in(unit, kept, now)
-        num_prompt_tokens = inf
-        if self._policy.keeps_pace:
-            num_prompt_tokens = prompt_tokens_within(unit, self.turns.pass_time)
+        num_prompt_tokens, pace = inf, self._policy.keeps_pace
+        if pace is not None:
+            num_prompt_tokens = prompt_tokens_within(unit, self.turns.pass_time, pace, now=now)
         fair = kept.chunk if kept.chunk.divide(unit, num_prompt_tokens) else None
         if not queue:
             kept.served, kept.refused, kept.is_short = (), None, False

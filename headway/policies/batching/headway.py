@@ -48,7 +48,7 @@ from headway.policies.readers import CostReader
 from headway.request import Phase, StreamKey
 
 _CRITICAL, _WAITING, _SUPPLIED, _LEFT = 0.0, 1.0, 2.0, 3.0
-UNREAD_WAIT, READER_LAG, READERS_SHARE, WAIT = "T", "ℓ", "ρ", "W"
+UNREAD_WAIT, READER_LAG, READERS_SHARE, WAIT, READER_PACE = "T", "ℓ", "ρ", "W", "τ"
 """Names of constants: seconds, but for ρ."""
 
 
@@ -84,7 +84,8 @@ class HeadwayParams(Bounded):
     quantum: int = between(1, 1 << 16, default=32)
     """Output tokens after which a supplied reader is looked at again."""
     reader_pace: float = between(0.001, 10, default=0.1)
-    """Seconds in which a reader reads one token."""
+    """Seconds in which a reader reads one token. Prompts beside readers leave passes so short that
+    nobody has to wait for the next one."""
     prompt_weight: float = between(0, 1000, default=3.0)
     """Seconds by which a prompt comes later for each second that it takes. 0: prompts by arrival.
     The more, the more first tokens come in time, and the longer the last ones take."""
@@ -94,16 +95,19 @@ class HeadwayParams(Bounded):
         require_between("resume_slack", self.resume_slack, self.critical_slack, 60)
 
 
+_USUAL = HeadwayParams()
+
+
 class Headway(Batching, CostReader):
     """Critical readers, then who is short, then who is long; the long yield their blocks."""
 
     preempts = True
     reads_classes: ClassVar[bool] = True
-    keeps_pace: ClassVar[bool] = True
     yields_to_readers: ClassVar[bool] = True
 
     def __init__(self, params: HeadwayParams | None = None) -> None:
         self._params = params or HeadwayParams()
+        self.keeps_pace = self._params.reader_pace
         self.reads_lengths = self._params.length_weight > 0
         self._clocks = ReaderClocks(self._params)
         self._pass_time = MeanPassTime()
@@ -124,7 +128,7 @@ class Headway(Batching, CostReader):
             self._epoch += 1
 
     def constants(self) -> Sequence[Constant]:
-        """Return the time of a prompt token where it is known, T, and what T follows from."""
+        """Return a prompt token's time where it is known, T, what T follows from, and τ."""
         params, lag = self._params, self._lag
         constants = [] if self._per_prompt is None else [self._per_prompt]
         if params.unread_wait is not None:
@@ -137,7 +141,9 @@ class Headway(Batching, CostReader):
             constants.append(Constant(READER_LAG, lag.seconds, Source.MEASURED))
             constants.append(Constant(READERS_SHARE, lag.readers_share, Source.MEASURED))
             constants.append(Constant(WAIT, lag.wait, Source.MEASURED))
-        return constants
+        is_usual = params.reader_pace == _USUAL.reader_pace
+        source = Source.DEFAULT if is_usual else Source.GIVEN
+        return [*constants, Constant(READER_PACE, params.reader_pace, source)]
 
     @property
     def epoch(self) -> int:

@@ -148,9 +148,10 @@ class Batching(ABC):
     reads_classes: ClassVar[bool] = False
     """True if its ranks read what a request's class promises."""
 
-    keeps_pace: ClassVar[bool] = False
-    """True if a pass takes no more prompt tokens than let readers' next tokens come within their
-    classes' ``tpot``."""
+    keeps_pace: float | None = None
+    """Seconds in which a reader reads a token, if a pass takes no more prompt tokens than let
+    readers' next tokens come in time: within their classes' ``tpot``, and without one at that pace.
+    """
 
     yields_to_readers: ClassVar[bool] = False
     """True if the scheduler counts as room for a reader's first token what yields to it here. So
