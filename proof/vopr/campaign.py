@@ -56,7 +56,6 @@ STATES = (
     "KV goes to host memory",
     "KV is refused: FAILED_PRECONDITION",
     "KV is refused: RESOURCE_EXHAUSTED",
-    "KV on its way is lost",
     "called: Activate",
     "called: ChangeRole",
     "called: Scale",

@@ -21,7 +21,7 @@ from proof.vopr.campaign import STANDARD, STATES, SeedCampaign, parse_seeds
 from proof.vopr.cluster import ShellCluster
 from proof.vopr.draw import draw
 from proof.vopr.history import run
-from proof.vopr.scenario import Asking, parse
+from proof.vopr.scenario import Asking, FaultKind, PlannedFault, SeedScenario, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP = 20
@@ -44,6 +44,17 @@ def test_a_standard_seed_keeps_every_promise(first: int, reached: Counter[str]) 
 
 def test_the_standard_seeds_reach_every_fault_and_every_state(reached: Counter[str]) -> None:
     assert [state for state in STATES if not reached[state]] == []
+
+
+def test_kv_is_lost_on_a_slow_link_that_breaks_often() -> None:
+    """One seed of a hundred reaches that: too few for the standard ones."""
+    slow = PlannedFault(FaultKind.DELAY, 0.2, 7.0, "w0", "w1", 0.05)
+    cuts = (PlannedFault(FaultKind.CUT, 0.5 + 0.07 * n, 0.0, "w0", "w1") for n in range(60))
+    requests = tuple(Asking(f"r{n}", 0.3 + 0.15 * n, 0, 40, 0, 12) for n in range(20))
+    roles = ("prefill", "decode")
+    history = run(SeedScenario(0, "sbs", 1, 1, roles, requests=requests, faults=(slow, *cuts)))
+    assert history.sometimes["KV on its way is lost"]
+    assert history.violations == []
 
 
 FOUND: tuple[int, ...] = (16, 99, 212, 323, 338, 437, 552, 623, 660, 677, 727, 805, 946, 1163)

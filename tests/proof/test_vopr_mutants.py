@@ -122,7 +122,7 @@ def half_open_streams() -> SeedScenario:
 MUTANTS: dict[Mutate, tuple[str, SeedScenario]] = {
     takes_kv_of_a_deposed_leader: ("one fencing owner", draw(3)),
     frees_blocks_before_the_target_has_them: ("a token differs", draw(3)),
-    delivers_repeats: ("a token differs", draw(225)),
+    delivers_repeats: ("a token differs", draw(428)),
     says_nothing_of_what_a_worker_lost: ("faults are over", draw(35)),
     trusts_a_broken_stream: ("faults are over", half_open_streams()),
     gives_one_token_twice: ("one fencing owner", draw(67)),
