@@ -91,7 +91,7 @@ class KvEventReader:
         try:
             if self._replay:
                 await self._read_replay(number)
-        except (zmq.ZMQError, TimeoutError, ValueError):
+        except (zmq.ZMQError, TimeoutError):
             pass
         is_complete = self._last == number - 1
         if not is_complete:
@@ -107,13 +107,15 @@ class KvEventReader:
             await socket.send_multipart([b"", (self._last + 1).to_bytes(8, "big")])
             while True:
                 async with asyncio.timeout(_REPLAY_PATIENCE):
-                    *_, sequence, payload = await socket.recv_multipart()
-                number = int.from_bytes(sequence, "big", signed=True)
-                if not payload or not 0 <= number < stop:
+                    frames = await socket.recv_multipart()
+                if len(frames) < 2 or not frames[-1]:
+                    return
+                number = int.from_bytes(frames[-2], "big", signed=True)
+                if not 0 <= number < stop:
                     return
                 if number == self._last + 1 or self._last < 0:
                     self._last = number
-                    self._pass_on(payload, is_complete=True)
+                    self._pass_on(frames[-1], is_complete=True)
 
     def _pass_on(self, payload: bytes, *, is_complete: bool) -> None:
         try:

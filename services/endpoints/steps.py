@@ -39,10 +39,12 @@ async def read_steps(address: str, publisher: str, post: Callable[[Stepped], Non
     last = -1
     async for number, payload in messages(address, publisher, _TOPIC):
         try:
-            post(read_step(address, payload, is_complete=number == last + 1))
-            last = number
+            step = read_step(address, payload, is_complete=number == last + 1)
         except UNREADABLE:
             get_logger().warning("step_unreadable", endpoint=address)
+            continue
+        last = number
+        post(step)  # what that raises is no fault of the endpoint
 
 
 def read_step(address: str, payload: bytes, *, is_complete: bool = True) -> Stepped:

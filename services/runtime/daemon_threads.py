@@ -21,10 +21,13 @@ class DaemonThreads(Executor):
         self._most = most
         self._name = name
         self._num_started = 0
+        self._is_shut_down = False
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call it in a thread; one thread submits."""
+        """Call it in a thread; RuntimeError after the end. One thread submits and ends."""
+        if self._is_shut_down:
+            raise RuntimeError("no call begins after the shutdown")
         future: Future[T] = Future()
         self._jobs.put((future, partial(fn, *args, **kwargs)))
         if self._num_started < self._most:
@@ -35,6 +38,7 @@ class DaemonThreads(Executor):
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = True) -> None:
         """Cancel what has not begun, and let the threads end; wait for nothing."""
+        self._is_shut_down = True
         try:
             while (job := self._jobs.get_nowait()) is not None:
                 job[0].cancel()

@@ -192,6 +192,8 @@ class NixlKv:
     async def offer(self, blocks: Sequence[int], *, from_host: bool) -> KvSource:
         """Return where the blocks are; ``read_of`` its notice waits until they have been read."""
         await self.opened()
+        if self._closing.is_set():
+            raise by_grpc(_STOPS)
         memory = self._memory(from_host)
         notice = secrets.token_bytes(16)
         self._waited[notice] = asyncio.get_running_loop().create_future()

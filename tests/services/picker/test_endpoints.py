@@ -327,6 +327,26 @@ async def test_events_that_nobody_has_any_more_are_said_to_be_lost() -> None:
         assert not all(changed.is_complete for changed in got)
 
 
+async def test_an_error_of_whom_a_replay_is_for_is_no_end_of_the_replay() -> None:
+    def take(changed: KvChanged) -> None:
+        if changed.stored[0].hashes == (1,):
+            raise ValueError("a fault of the core")
+        got.append(changed)
+
+    got: list[KvChanged] = []
+    async with publisher() as found:
+        events, replay = (f"tcp://127.0.0.1:{port}" for port in found.ports)
+        task = asyncio.create_task(KvEventReader("e", events, replay, take).run())
+        while not got:
+            await found.publish(0)
+            await asyncio.sleep(0.02)
+        await found.publish(1, lost=True)
+        await found.publish(2)
+        await until(task.done)
+        with pytest.raises(ValueError, match="a fault of the core"):
+            await task
+
+
 async def test_an_endpoint_that_starts_again_is_believed_to_have_forgotten_everything() -> None:
     async with publisher() as found, reading(found) as got:
         await found.publish(1)
@@ -386,6 +406,23 @@ async def test_a_gap_in_the_reports_is_told_of_and_others_messages_are_left_out(
     await until(lambda: sum(not each.is_complete for each in got[1:]) == 1)
     assert got[-1] == Stepped("e", 0.25, 64, 4, 2, 90, 100, 16, is_complete=False)
     reading.cancel()
+    topic.close()
+
+
+async def test_an_error_of_whom_a_step_is_for_is_no_unreadable_step() -> None:
+    def take(step: Stepped) -> None:
+        raise LookupError("a fault of the core")
+
+    topic = StepTopic(str(port := free_port()), 0)
+    reading = asyncio.create_task(read_steps("e", f"tcp://127.0.0.1:{port}", take))
+    for _ in range(500):  # a subscription takes a moment, and PUB drops until then
+        topic.publish(StepEnd(5.0, 0.25, 64, 3, 4, 2, 90, 100, 16))
+        if reading.done():
+            break
+        await asyncio.sleep(0.02)
+    assert reading.done()
+    with pytest.raises(LookupError, match="a fault of the core"):
+        await reading
     topic.close()
 
 

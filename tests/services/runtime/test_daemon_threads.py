@@ -42,5 +42,13 @@ def test_so_many_run_and_what_has_not_begun_is_cancelled_at_the_end() -> None:
     assert [each.result(60) for each in running] == [True, True]
 
 
+def test_no_call_begins_after_the_end() -> None:
+    threads = DaemonThreads(2, "calls")
+    assert threads.submit(divmod, 7, 2).result(60) == (3, 1)
+    threads.shutdown()
+    with pytest.raises(RuntimeError, match="after the shutdown"):
+        threads.submit(divmod, 7, 2)
+
+
 def test_a_process_ends_though_a_read_hangs() -> None:
     assert subprocess.run([sys.executable, "-c", _HANGS], timeout=120, check=False).returncode == 0

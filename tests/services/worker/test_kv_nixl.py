@@ -13,6 +13,7 @@ from dataclasses import replace
 from math import prod
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -322,6 +323,30 @@ async def test_what_was_read_counts_only_with_the_senders_word(
             await source.read_of(offer.notice)  # it was read
         assert (await Leader(stub, 1).greet()).loads[0].num_free_blocks == 160
     await source.close()
+
+
+class _Agent:
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def register_memory(self, *_: object) -> None:
+        pass
+
+    def get_agent_metadata(self) -> bytes:
+        return b"description"
+
+
+async def test_a_worker_that_stops_offers_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = SimpleNamespace(
+        nixl_agent=_Agent,
+        nixl_agent_config=lambda **_: None,
+        nixl_thread_sync_t=SimpleNamespace(NIXL_THREAD_SYNC_STRICT=None),
+    )
+    monkeypatch.setattr(kv_nixl, "_import", lambda: api)
+    kv = NixlKv(Blocks(1), "a", on_loopback=True)
+    await kv.close()
+    with pytest.raises(HeadwayError, match="this worker stops"):
+        await kv.offer([1], from_host=False)
 
 
 def test_it_is_refused_beside_certificates(tmp_path: Path) -> None:
