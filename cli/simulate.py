@@ -68,47 +68,37 @@ _FIDELITY = "the real cores, or the policies over views: many times faster"
 
 
 class SimulationJob(NamedTuple):
-    """A run, for a process of its own; ``out`` and ``plots`` are folders or empty."""
+    """A run, for a process of its own; ``args``: the command's flags."""
 
-    scenario: str
+    args: argparse.Namespace
     preset: str
     rate: float | None
     seed: int
-    out: str = ""
-    plots: str = ""
-    streams: bool = False
-    parquet: bool = False
-    profile: str = ""
-    policy: str = ""
-    set: str = ""
-    fidelity: str = CORES
-    trace: str = ""
-    hops: str = ""
-    autoscales: bool = False
-    planner: str = ""
-
-    def load(self) -> Scenario:
-        """Return its scenario."""
-        return load_scenario(
-            self.scenario,
-            self.profile,
-            hops=self.hops,
-            autoscales=self.autoscales,
-            planner=self.planner,
-        )
+    trace: Path | None = None
 
     def making(self) -> dict[str, object]:
         """Return what makes the run again, wherever that happens; paths are whole."""
-        names = ("scenario", "profile", "hops")
-        paths = {name: _whole(getattr(self, name)) for name in names}
-        others = ("preset", "rate", "seed", "policy", "set", "autoscales", "planner")
-        return {**paths, **{name: getattr(self, name) for name in others}}
+        args, (policy, settings) = self.args, chosen(self.args)
+        paths = {name: _whole(getattr(args, name)) for name in ("scenario", "profile", "hops")}
+        own = {"preset": self.preset, "rate": self.rate, "seed": self.seed}
+        choice = {"policy": policy, "set": settings}
+        return {**paths, **own, **choice, "autoscales": args.autoscale, "planner": args.planner}
 
     @property
     def name(self) -> str:
         """The name of its files."""
         rate = "" if self.rate is None else f"-{self.rate:g}"
         return f"{self.preset}{rate}-{self.seed}"
+
+
+def _scenario(args: argparse.Namespace) -> Scenario:
+    return load_scenario(
+        args.scenario,
+        args.profile,
+        hops=args.hops,
+        autoscales=args.autoscale,
+        planner=args.planner,
+    )
 
 
 def _whole(name: str) -> str:
@@ -172,13 +162,7 @@ def run(args: argparse.Namespace) -> int:
     """Simulate and print; HeadwayError for what cannot be simulated."""
     require_ranges(args, seeds=(1, 10_000), processes=(0, 1024))
     _check_output(args)
-    scenario = load_scenario(
-        args.scenario,
-        args.profile,
-        hops=args.hops,
-        autoscales=args.autoscale,
-        planner=args.planner,
-    )
+    scenario = _scenario(args)
     if args.write_sessions is not None:
         _write_sessions(args.write_sessions, scenario.workload)
         return 0
@@ -199,29 +183,13 @@ def run(args: argparse.Namespace) -> int:
         return 0
     rates = _rates(args.rates, scenario.workload)
     jobs = [
-        SimulationJob(
-            args.scenario,
-            preset,
-            rate,
-            seed,
-            out=str(args.out or ""),
-            plots=str(args.plots or ""),
-            streams=args.stream,
-            parquet=args.parquet,
-            profile=args.profile,
-            policy=choice.policy,
-            set=choice.set,
-            hops=args.hops,
-            autoscales=args.autoscale,
-            planner=args.planner,
-            fidelity=args.fidelity,
-        )
+        SimulationJob(args, preset, rate, seed)
         for rate in rates
         for preset in presets
         for seed in range(1, args.seeds + 1)
     ]
     if args.trace is not None:
-        jobs[0] = jobs[0]._replace(trace=str(args.trace))
+        jobs[0] = jobs[0]._replace(trace=args.trace)
     runs = _run_all(jobs, args.processes or num_cores())
     table = _means(jobs, [each.row for each in runs])
     print_runs(table)
@@ -280,48 +248,43 @@ def _rates(text: str, workload: Workload) -> Sequence[float | None]:
 
 def simulate_job(job: SimulationJob) -> Found:
     """Return one run's figures; its requests, decisions and plots go to files where asked for."""
-    scenario = job.load()
+    args, scenario = job.args, _scenario(job.args)
     workload = scenario.workload if job.rate is None else replace(scenario.workload, rate=job.rate)
-    choice = parse_choice(job.policy, job.set)
+    choice = parse_choice(*chosen(args))
     spec = cluster_spec(find_preset(job.preset), scenario.conditions.but(*choice))
     solo = SoloTime.on(scenario.conditions.instances)
-    values, service_of = Digest if job.streams else ManyValues, workload.service_of
-    if job.fidelity == POLICIES:
+    values, service_of = Digest if args.stream else ManyValues, workload.service_of
+    if args.fidelity == POLICIES:
         summary = Summary(scenario.slo, workload.slo_of, values, service_of=service_of)
         requests = workload.requests(job.seed)
         return Found(summary.row(simulate_views(spec, requests, ended=summary.ended)), {})
-    if not (job.out or job.plots or job.trace):  # nobody asks for single requests
+    if not (args.out or args.plots or job.trace):  # nobody asks for single requests
         summary = Summary(scenario.slo, workload.slo_of, values, solo, service_of)
         load = workload.load(job.seed)
         run = simulate(spec, load, ended=summary.ended, failures=scenario.failures)
         return Found(summary.row(run), {})
-    sampler = Sampler() if job.plots and job.seed == 1 else None
+    sampler = Sampler() if args.plots and job.seed == 1 else None
     run = simulate(
         spec,
         workload.load(job.seed),
-        keeps_decisions=bool(job.out),
-        keeps_lives=bool(job.out or job.trace),
+        keeps_decisions=bool(args.out),
+        keeps_lives=bool(args.out or job.trace),
         failures=scenario.failures,
         watch=None if sampler is None else sampler.watch,
     )
-    if job.out:
-        _write(job, run)
+    if args.out:
+        write_run(args.out / job.name, run, job.making())
+        if args.parquet:
+            write_parquet(args.out / job.name / "requests.parquet", run.records)
     if job.trace:
         from cli.trace import write_trace  # slow to import: a client of clusters
 
-        write_trace(Path(job.trace), trace_of(run.lives))
+        write_trace(job.trace, trace_of(run.lives))
     if sampler is not None:
-        plots.kv_loads(Path(job.plots), job.name, sampler.samples)
-        plots.timeline(Path(job.plots), job.name, sampler.passes)
-    times = _times(run) if job.plots else {}
+        plots.kv_loads(args.plots, job.name, sampler.samples)
+        plots.timeline(args.plots, job.name, sampler.passes)
+    times = _times(run) if args.plots else {}
     return Found(summarise(run, scenario.slo, workload.slo_of, solo, service_of), times)
-
-
-def _write(job: SimulationJob, run: Run) -> None:
-    folder = Path(job.out) / job.name
-    write_run(folder, run, job.making())
-    if job.parquet:
-        write_parquet(folder / "requests.parquet", run.records)
 
 
 def _times(run: Run) -> dict[str, list[float]]:
