@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from proof.mutants.apply import CAUGHT, SURVIVED
-from proof.mutants.mutation import Mutation
-from proof.mutants.mutations import MUTATIONS
+from proof.mutants.mutation import MUTATIONS, Mutation
 from proof.vopr.campaign import parse_seeds
 
 _PATIENCE = 300.0

@@ -11,8 +11,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 
-from proof.mutants.mutation import Mutation, mutated
-from proof.mutants.mutations import find
+from proof.mutants.mutation import Mutation, find, mutated
 
 CAUGHT, SURVIVED = 3, 4
 """The process's way to end; Python's own errors end it otherwise."""

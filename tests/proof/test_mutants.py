@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from proof.mutants.__main__ import is_caught
-from proof.mutants.mutation import Mutation, mutated
-from proof.mutants.mutations import MUTATIONS, find
+from proof.mutants.mutation import MUTATIONS, Mutation, find, mutated
 
 ROOT = Path(__file__).resolve().parents[2]
 
