@@ -32,14 +32,7 @@ class InventedTool(NamedTuple):
     said: str
 
 
-_SYNONYMS = {
-    "city": ("city", "location", "place", "town"),
-    "a": ("a", "x", "first", "left"),
-    "location": ("location", "city", "timezone", "place"),
-    "b": ("b", "y", "second", "right"),
-    "query": ("query", "q", "text", "question"),
-    "text": ("text", "body", "content"),
-}
+_SYNONYMS = DRAWN["synonyms"]
 """Other names of a tool's parameters."""
 _VERBS = DRAWN["call_verbs"]
 _FILLERS = ("Please ", "Can you ", "I want you to ", "", "", "Could you ", "Now ")
@@ -195,20 +188,7 @@ def tool_request(
     chosen = rng.choice(tools)
     messages: Messages = []
     if rng.random() < 0.25:
-        messages.append(
-            {
-                "role": "system",
-                "content": rng.choice(
-                    (
-                        "You are a helpful assistant.",
-                        "Use the tools.",
-                        "Call a tool if you need one.",
-                        "You are an agent.",
-                        "Help the user.",
-                    )
-                ),
-            }
-        )
+        messages.append({"role": "system", "content": rng.choice(DRAWN["asked"]["agent"])})
     messages.append({"role": "user", "content": chosen.said})
     style = rng.random()
     if style < 0.6:

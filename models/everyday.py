@@ -39,21 +39,7 @@ def phrase(rng: random.Random) -> str:
             rng
         )
     if style < 0.6:
-        return rng.choice(
-            (
-                facts.code(rng),
-                str(rng.randrange(10000)),
-                "OK",
-                "yes",
-                "done",
-                "ready",
-                "hello",
-                "pong",
-                "hello world",
-                "test",
-                "banana",
-            )
-        )
+        return str(rng.choice((facts.code(rng), str(rng.randrange(10000)), *DRAWN["said"])))
     if style < 0.8:
         words = [
             rng.choice((facts.thing, facts.topic, facts.colour, facts.place))(rng) for _ in range(3)
@@ -90,9 +76,7 @@ def _opposite(rng: random.Random) -> Turns:
     pair = list(rng.choice([*OPPOSITES.items()]))
     if rng.random() < 0.5 and len({*OPPOSITES.values()}) == len(OPPOSITES):
         pair.reverse()
-    asked = rng.choice(
-        ("What is the opposite of {w}?", "Opposite of {w}?", "Name the opposite of {w}.")
-    )
+    asked = rng.choice(_ASKED["opposite"])
     return asked.format(w=pair[0]), pair[1]
 
 
@@ -125,9 +109,7 @@ def _is_kind(rng: random.Random) -> Turns:
     asked = kind if right else other
     article = "an" if asked[0] in "aeiou" else "a"
     answer = "Yes" if right else "No"
-    return rng.choice(("Is {w} {a} {k}?", "Is {w} {a} {k}? Answer yes or no.")).format(
-        w=word, a=article, k=asked
-    ), answer
+    return rng.choice(_ASKED["is_kind"]).format(w=word, a=article, k=asked), answer
 
 
 def _compare(rng: random.Random) -> Turns:
@@ -149,10 +131,7 @@ def _count_to(rng: random.Random) -> Turns:
     top = rng.choice((3, 4, 5, 5, 6, 7, 8, 9, 10, 10, 12, 15, 20))
     first = 1 if rng.random() < 0.8 else rng.randint(2, 9)
     numbers = range(first, max(top, first + 2) + 1)
-    if first > 1:
-        asked = rng.choice(("Count from {f} to {n}.", "List the numbers {f} to {n}."))
-    else:
-        asked = rng.choice(_ASKED["count_to"])
+    asked = rng.choice(_ASKED["count_on" if first > 1 else "count_to"])
     return asked.format(f=first, n=numbers[-1]), ", ".join(map(str, numbers))
 
 
@@ -161,7 +140,7 @@ def _cases(rng: random.Random) -> Turns:
     if rng.random() < 0.7:
         asked = rng.choice(_ASKED["cases"])
         return asked.format(w=word), word.upper()
-    asked = rng.choice(("Lowercase: {w}", "Write {w} in lowercase.", "Convert {w} to lowercase."))
+    asked = rng.choice(_ASKED["lowercase"])
     return asked.format(w=word.upper()), word
 
 
@@ -177,11 +156,8 @@ def _next(rng: random.Random) -> Turns:
     row = rng.choice(SEQUENCES)
     n = rng.randrange(len(row))
     after = rng.random() < 0.65
-    asked = rng.choice(("What comes {d} {w}?", "Which one comes {d} {w}?"))
-    if row is SEQUENCES[0]:
-        asked = rng.choice((asked, "What day comes {d} {w}?", "Which day is {d} {w}?"))
-    else:
-        asked = rng.choice((asked, "What month comes {d} {w}?", "Which month is {d} {w}?"))
+    asked, own = rng.choice(_ASKED["next"]), "next_day" if row is SEQUENCES[0] else "next_month"
+    asked = rng.choice((asked, *_ASKED[own]))
     neighbour = row[(n + (1 if after else -1)) % len(row)]
     return asked.format(d="after" if after else "before", w=row[n]), neighbour
 
@@ -224,9 +200,7 @@ def _feeling(rng: random.Random) -> Turns:
 def _summary(rng: random.Random) -> Turns:
     drawn = draw_facts(rng, rng.choice((2, 3)))
     lines = [f"{each.sentence[:1].upper()}{each.sentence[1:]}." for each in drawn]
-    asked = rng.choice(
-        ("Summarize: {t}", "Summarize this text in one sentence.\n{t}", "In short: {t}")
-    )
+    asked = rng.choice(_ASKED["summary"])
     return asked.format(t=" ".join(lines)), lines[0]
 
 
@@ -265,42 +239,22 @@ def one(rng: random.Random) -> Turns:
     return make(rng)
 
 
+def _turns(turns: Turns) -> Messages:
+    asked, replied = turns
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": replied}]
+
+
 def _remembered(rng: random.Random) -> tuple[Messages, str]:
     """Draw a chat whose last question asks what an earlier turn told."""
-    key, value, answer = rng.choice(
-        (
-            ("name", facts.full_name(rng), "Your name is {v}."),
-            ("city", facts.place(rng), "You live in {v}."),
-            ("favorite color", facts.colour(rng), "Your favorite color is {v}."),
-            ("age", str(rng.randint(5, 90)), "You are {v} years old."),
-            ("code", facts.code(rng), "The code is {v}."),
-            ("lucky number", str(rng.randint(1, 999)), "The number is {v}."),
-            ("pet", facts.thing(rng), "It is {v}."),
-        )
-    )
-    said = rng.choice(
-        (f"My {key} is {value}.", f"Remember: my {key} is {value}.", f"Hello, my {key} is {value}.")
-    )
-    messages: Messages = [
-        {"role": "user", "content": said},
-        {
-            "role": "assistant",
-            "content": rng.choice(
-                ("Nice to meet you.", "I will remember it.", "Thank you.", "Good.")
-            ),
-        },
-    ]
+    drawn = [facts.full_name(rng), facts.place(rng), facts.colour(rng), str(rng.randint(5, 90))]
+    drawn += [facts.code(rng), str(rng.randint(1, 999)), facts.thing(rng)]
+    known = zip(DRAWN["remembered"].items(), drawn, strict=True)
+    (key, answer), value = rng.choice([*known])
+    said = rng.choice(_ASKED["tells"]).format(k=key, v=value)
+    messages = _turns((said, rng.choice(_ASKED["is_told"])))
     for _ in range(rng.choice((0, 0, 1, 2))):
-        asked, replied = one(rng)
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": replied}]
-    ask = rng.choice(
-        (
-            f"What is my {key}?",
-            f"What was my {key}?",
-            f"Tell me my {key}.",
-            f"Do you remember my {key}?",
-        )
-    )
+        messages += _turns(one(rng))
+    ask = rng.choice(_ASKED["remembered"]).format(k=key)
     messages.append({"role": "user", "content": ask})
     return messages, answer.format(v=value)
 
@@ -313,23 +267,15 @@ def everyday(rng: random.Random) -> tuple[Messages, str]:
         messages.append({"role": "system", "content": rng.choice(_SYSTEMS)})
     elif style < 0.25:
         name = facts.first_name(rng)
-        system = rng.choice(
-            (f"You are {name}.", f"Your name is {name}.", f"You are called {name}.")
-        )
-        ask = rng.choice(("Who are you?", "What is your name?", "Introduce yourself."))
+        system = rng.choice(_ASKED["named"]).format(n=name)
+        ask = rng.choice(_ASKED["who"])
         return [
             {"role": "system", "content": system},
             {"role": "user", "content": ask},
         ], f"I am {name}."
     elif style < 0.28:
         said = phrase(rng)
-        system = rng.choice(
-            (
-                'Always answer with "{p}".',
-                "Reply to everything with {p}.",
-                "Whatever the user says, say {p}.",
-            )
-        )
+        system = rng.choice(_ASKED["always"])
         return [
             {"role": "system", "content": system.format(p=said)},
             {"role": "user", "content": one(rng)[0]},
@@ -338,8 +284,7 @@ def everyday(rng: random.Random) -> tuple[Messages, str]:
         more, answer = _remembered(rng)
         return messages + more, answer
     for _ in range(rng.choice((0,) * 8 + (1, 1, 2, 3))):
-        asked, replied = one(rng)
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": replied}]
+        messages += _turns(one(rng))
     asked, answer = one(rng)
     if rng.random() < 0.05:
         asked = asked.lower().rstrip(".") if answer.islower() else asked

@@ -179,18 +179,10 @@ def _redrawn(rng: random.Random, facts: Sequence[Fact]) -> list[Fact]:
 
 _ASKS = DRAWN["asks"]
 _SCHEMA_TOLD = DRAWN["schema_told"]
-_FENCED = (
-    "Return the correct JSON response within a ```json codeblock. not the JSON_SCHEMA",
-    "Put the JSON into a ```json block.",
-    "Answer in a Markdown code block of json.",
-)
-_KEYS_TOLD = (
-    "Reply as JSON with the keys {keys}.",
-    "Answer in JSON. Keys: {keys}",
-    "Give me a JSON object with {keys}.",
-    "Extract {keys} as JSON.",
-)
+_FENCED = DRAWN["fenced"]
+_KEYS_TOLD = DRAWN["keys_told"]
 _RETRY = DRAWN["retry"]
+_TOTALS = DRAWN["totals"]
 
 
 def schema_text(schema: Schema, rng: random.Random) -> str:
@@ -204,14 +196,7 @@ def schema_text(schema: Schema, rng: random.Random) -> str:
 def errors_of(filled: Filled, rng: random.Random) -> str:
     """Invent what a checker says of a wrong answer."""
     name = rng.choice([*filled.value])
-    kind = rng.choice(("int_parsing", "missing", "string_type", "float_parsing", "json_invalid"))
-    said = {
-        "int_parsing": "Input should be a valid integer, unable to parse string as an integer",
-        "missing": "Field required",
-        "string_type": "Input should be a valid string",
-        "float_parsing": "Input should be a valid number",
-        "json_invalid": "Invalid JSON: expected value at line 1 column 1",
-    }[kind]
+    kind, said = rng.choice([*DRAWN["errors"].items()])
     link = f"\n    For further information visit https://errors.pydantic.dev/2.11/v/{kind}"
     return (
         f"1 validation error for {rng.choice(('Model', 'Answer', 'Person', 'Record'))}\n{name}\n  "
@@ -303,26 +288,14 @@ def sum_in_words(rng: random.Random) -> Example:
     """Draw a small sum in everyday words, with the reasoning of the task."""
     numbers = [rng.randrange(100) for _ in range(rng.choice((2, 2, 2, 3, 4)))]
     made = explain_add(numbers)
-    listed = ", ".join(map(str, numbers[:-1]))
-    prompts = [
-        f"Add {listed} and {numbers[-1]}.",
-        f"What is the sum of {listed} and {numbers[-1]}?",
-        f"What is {' plus '.join(map(str, numbers))}?",
-        f"What is {' + '.join(map(str, numbers))}?",
-        f"{' + '.join(map(str, numbers))}",
-        f"How much is {' + '.join(map(str, numbers))}?",
-        f"Add {listed}, {numbers[-1]}",
-        f"Calculate {'+'.join(map(str, numbers))}.",
-    ]
-    return Example(made.task, made.size, rng.choice(prompts), made.reasoning, made.answer)
-
-
-_TOTALS = {
-    "add": ["sum", "total", "result", "answer", "value"],
-    "count": ["count", "number", "result", "answer", "times", "occurrences"],
-    "chain": ["result", "answer", "value", "end", "final"],
-    "sort": ["sorted", "numbers", "result", "answer", "values"],
-}
+    prompt = rng.choice(DRAWN["sums"]).format(
+        listed=", ".join(map(str, numbers[:-1])),
+        last=numbers[-1],
+        in_words=" plus ".join(map(str, numbers)),
+        in_signs=" + ".join(map(str, numbers)),
+        in_short="+".join(map(str, numbers)),
+    )
+    return Example(made.task, made.size, prompt, made.reasoning, made.answer)
 
 
 def task_form(rng: random.Random, largest: int) -> tuple[Messages, list[AnswerPiece], bool, str]:
