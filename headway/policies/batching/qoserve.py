@@ -5,8 +5,8 @@ an interactive one has a limit for its first token, another for its last, from w
 output is taken off. Prompts are ordered by ``deadline + alpha · tokens left`` (hybrid
 prioritisation, between earliest deadline first at ``alpha = 0`` and shortest prompt first). A
 prompt that has no KV yet and could not be done in time any more goes behind all others (eager
-relegation) and stays there. Its third rule, chunks that grow with the slack of who decodes, is one
-of pass sizes and not of an order; it is not here.
+relegation) and stays there. A pass has as many prompt tokens as the slack of who decodes allows
+(dynamic chunking): by ``keeps_pace``, as under ``headway``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class QoserveParams(Bounded):
 
     ``ttlt``: of the last token of a request that nobody reads, each of whose output tokens takes
     ``per_token``. ``alpha``: seconds that a prompt token left counts. ``relegates``: whether a
-    prompt that is too late goes behind all others.
+    prompt that is too late goes behind all others. ``tpot``: limit of a reader's token, seconds.
     """
 
     ttft: float = between(0, 86_400, default=1.0)
@@ -41,15 +41,17 @@ class QoserveParams(Bounded):
     per_token: float = between(0, 60, default=0.05)
     alpha: float = between(0, 60, default=0.008)
     relegates: bool = True
+    tpot: float = between(0.001, 10, default=0.1)
 
 
 class Qoserve(Batching, CostReader):
-    """Hybrid prioritisation and eager relegation; no request is preempted for another."""
+    """Hybrid prioritisation, eager relegation and chunks by slack; nobody is preempted."""
 
     reads_lengths = True
 
     def __init__(self, params: QoserveParams | None = None) -> None:
         self._params = params or QoserveParams()
+        self.keeps_pace = self._params.tpot
         self._per_prompt: Constant | None = None
         self._relegated: set[StreamKey] = set()
         self._epoch = 0
@@ -106,4 +108,6 @@ class Qoserve(Batching, CostReader):
         self._relegated.discard(key)
 
 
-ANSWER = Answer("qoserve", Qoserve, "QoServe: hybrid order and eager relegation", QoserveParams)
+ANSWER = Answer(
+    "qoserve", Qoserve, "QoServe: hybrid order, eager relegation, dynamic chunks", QoserveParams
+)

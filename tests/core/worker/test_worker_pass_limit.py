@@ -12,6 +12,7 @@ from headway.cost.pass_time import PassTime
 from headway.policies.batching import Batching
 from headway.policies.batching.fcfs import Fcfs
 from headway.policies.batching.headway import Headway, HeadwayParams
+from headway.policies.batching.qoserve import Qoserve, QoserveParams
 from headway.service_class import NO_STANDING, ServiceClass, Standing
 from tests.fakes.plans import Planned, make_planned
 
@@ -60,6 +61,16 @@ def test_the_strictest_of_those_who_read_on_counts() -> None:
     decodes(unit, 2, FAST)
     unit.come(9, 5_000, 5)
     assert num_prompt_tokens(unit) == int((0.0285 - 0.011 - 17e-7) / 0.0001)
+
+
+def test_chunks_of_qoserve_grow_with_the_slack_of_who_decodes() -> None:
+    unit = planned(Qoserve(QoserveParams(tpot=0.05)), reader_pace=0.05)
+    reader = decodes(unit, 1, NO_STANDING)
+    unit.come(9, 10_000, 5)
+    late = num_prompt_tokens(unit)
+    assert late == int((0.0475 - 0.0105 - 8e-7) / 0.0001)
+    unit.now = reader.in_hand_until - 0.2
+    assert num_prompt_tokens(unit) > 4 * late
 
 
 def test_who_is_promised_nothing_has_the_next_token_when_the_others_are_read() -> None:
