@@ -17,7 +17,7 @@ from aiohttp import ClientError
 from headway.core.picker.pods import PodFacts, PoolPods, PoolSpec
 from headway.errors import HeadwayError
 from services.runtime.essential import end_tasks, essential
-from services.runtime.kubernetes import connect
+from services.runtime.kubernetes import ApiServer
 from services.runtime.logs import get_logger
 
 _GROUP, _VERSION, _PLURAL = "inference.networking.k8s.io", "v1", "inferencepools"
@@ -34,11 +34,11 @@ class PoolWatch:
     """The endpoints of one pool, ``name`` or ``namespace/name``; ``changed`` is called for news."""
 
     def __init__(self, name: str, changed: Callable[[], None]) -> None:
-        self._namespace, _, self._name = name.rpartition("/")
+        namespace, _, self._name = name.rpartition("/")
+        self._server = ApiServer(namespace)
         self._changed = changed
         self._pods = PoolPods()
         self._log = get_logger()
-        self._client: Any = None
         self._watching_pods: asyncio.Task[object] | None = None
         self._watching = essential(self._watch_pool(), f"InferencePool {name}")
 
@@ -50,8 +50,7 @@ class PoolWatch:
     async def close(self) -> None:
         """Stop watching."""
         await end_tasks(self._watching, self._watching_pods)
-        if self._client is not None:
-            await self._client.close()
+        await self._server.close()
 
     # --- what is watched --------------------------------------------------------------
 
@@ -88,23 +87,13 @@ class PoolWatch:
                 self._changed()
 
     async def _all_pools(self, **query: Any) -> Any:
-        from kubernetes_asyncio.client import CustomObjectsApi
-
-        api = CustomObjectsApi(await self._connected())
-        where = (_GROUP, _VERSION, self._namespace, _PLURAL)
+        api = await self._server.api("CustomObjectsApi")
+        where = (_GROUP, _VERSION, self._server.namespace, _PLURAL)
         return await api.list_namespaced_custom_object(*where, **query)
 
     async def _all_pods(self, **query: Any) -> Any:
-        from kubernetes_asyncio.client import CoreV1Api
-
-        return await CoreV1Api(await self._connected()).list_namespaced_pod(
-            self._namespace, **query
-        )
-
-    async def _connected(self) -> Any:
-        if self._client is None:
-            self._client, self._namespace = await connect(self._namespace)
-        return self._client
+        api = await self._server.api("CoreV1Api")
+        return await api.list_namespaced_pod(self._server.namespace, **query)
 
     # --- list and watch ---------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from aiohttp import ClientError
 from headway.core.picker.lease import LeaseCandidate, LeaseSeen, LeaseStep
 from headway.errors import HeadwayError
 from services.runtime.essential import end_tasks, essential
-from services.runtime.kubernetes import connect
+from services.runtime.kubernetes import ApiServer
 from services.runtime.logs import get_logger
 
 SECONDS = 6.0
@@ -36,13 +36,13 @@ class PickerLeadership:
     def __init__(
         self, service: str, name: str, address: str, port: int, now: Callable[[], float]
     ) -> None:
-        self._namespace, _, self._service = service.rpartition("/")
+        namespace, _, self._service = service.rpartition("/")
+        self._server = ApiServer(namespace)
         self._name = name
         self._at = address, port
         self._now = now
         self._log = get_logger()
         self._candidate = LeaseCandidate(name)
-        self._client: Any = None
         self._lease: Any = None
         self._watching = essential(self._run(), f"lease {service}")
 
@@ -62,8 +62,7 @@ class PickerLeadership:
                     await asyncio.sleep(SECONDS / _TRIES)
             except Exception as error:
                 self._log.warning("lease_kept", reason=repr(error))
-        if self._client is not None:
-            await self._client.close()
+        await self._server.close()
 
     async def _run(self) -> None:
         while True:
@@ -94,20 +93,13 @@ class PickerLeadership:
 
     # --- the lease --------------------------------------------------------------------
 
-    async def _api(self, kind: str) -> Any:
-        from kubernetes_asyncio import client
-
-        if self._client is None:
-            self._client, self._namespace = await connect(self._namespace)
-        return getattr(client, kind)(self._client)
-
     async def _read(self) -> LeaseSeen | None:
         from kubernetes_asyncio.client.exceptions import ApiException
 
-        api = await self._api("CoordinationV1Api")
+        api = await self._server.api("CoordinationV1Api")
         try:
             self._lease = await api.read_namespaced_lease(
-                self._service, self._namespace, _request_timeout=_PATIENCE
+                self._service, self._server.namespace, _request_timeout=_PATIENCE
             )
         except ApiException as error:
             if error.status != 404:
@@ -118,13 +110,13 @@ class PickerLeadership:
         return LeaseSeen(spec.holder_identity or "", self._lease.metadata.resource_version, seconds)
 
     async def _create(self) -> None:
-        api = await self._api("CoordinationV1Api")
+        api = await self._server.api("CoordinationV1Api")
         body = {"metadata": {"name": self._service}, "spec": self._spec(self._name, 0)}
-        await api.create_namespaced_lease(self._namespace, body, _request_timeout=_PATIENCE)
+        await api.create_namespaced_lease(self._server.namespace, body, _request_timeout=_PATIENCE)
 
     async def _write(self, holder: str) -> None:
         """Write this holder, unless the lease has changed since it was read (409)."""
-        api = await self._api("CoordinationV1Api")
+        api = await self._server.api("CoordinationV1Api")
         number = (self._lease.spec.lease_transitions or 0) + (
             self._lease.spec.holder_identity != holder
         )
@@ -134,7 +126,7 @@ class PickerLeadership:
         }
         body = {"metadata": metadata, "spec": self._spec(holder, number)}
         await api.replace_namespaced_lease(
-            self._service, self._namespace, body, _request_timeout=_PATIENCE
+            self._service, self._server.namespace, body, _request_timeout=_PATIENCE
         )
 
     @staticmethod
@@ -152,7 +144,7 @@ class PickerLeadership:
         """Let the Service lead here. Written each time, since others may change it."""
         from kubernetes_asyncio.client.exceptions import ApiException
 
-        api = await self._api("DiscoveryV1Api")
+        api = await self._server.api("DiscoveryV1Api")
         name, (address, port) = f"{self._service}-leader", self._at
         content = {
             "endpoints": [{"addresses": [address], "conditions": {"ready": True}}],
@@ -167,7 +159,11 @@ class PickerLeadership:
         }
         try:
             await api.patch_namespaced_endpoint_slice(
-                name, self._namespace, content, _content_type=_MERGE, _request_timeout=_PATIENCE
+                name,
+                self._server.namespace,
+                content,
+                _content_type=_MERGE,
+                _request_timeout=_PATIENCE,
             )
         except ApiException as error:
             if error.status != 404:
@@ -180,5 +176,5 @@ class PickerLeadership:
             kind = "IPv6" if ":" in address else "IPv4"
             body = {"metadata": metadata, "addressType": kind, **content}
             await api.create_namespaced_endpoint_slice(
-                self._namespace, body, _request_timeout=_PATIENCE
+                self._server.namespace, body, _request_timeout=_PATIENCE
             )

@@ -19,22 +19,39 @@ def require_client(who: str) -> None:
         raise HeadwayError(Code.FAILED_PRECONDITION, message) from error
 
 
-async def connect(namespace: str = "") -> tuple[Any, str]:
-    """Return an ``ApiClient``, and the namespace: the given one, or the account's own.
+class ApiServer:
+    """The API server, connected to when it is first asked; ``namespace`` "": the account's own.
 
-    Inside a cluster the pod's own service account is used, elsewhere the kubeconfig. UNAVAILABLE
-    without either.
+    Inside a cluster the pod's own service account is used, elsewhere the kubeconfig.
     """
-    from kubernetes_asyncio import client, config
 
-    settings = client.Configuration()
-    load: Any = config.load_incluster_config
-    try:
-        load(client_configuration=settings)
-        namespace = namespace or _own_namespace()
-    except config.ConfigException:
-        namespace = await _load_kubeconfig(settings, namespace)
-    return client.ApiClient(settings), namespace
+    def __init__(self, namespace: str = "") -> None:
+        self.namespace = namespace
+        self._client: Any = None
+
+    async def api(self, kind: str) -> Any:
+        """Return an API of this kind (``CoreV1Api``); UNAVAILABLE without account and kubeconfig.
+
+        ``namespace`` is known from then on.
+        """
+        from kubernetes_asyncio import client, config
+
+        if self._client is None:
+            settings = client.Configuration()
+            load: Any = config.load_incluster_config
+            try:
+                load(client_configuration=settings)
+                self.namespace = self.namespace or _own_namespace()
+            except config.ConfigException:
+                self.namespace = await _load_kubeconfig(settings, self.namespace)
+            self._client = client.ApiClient(settings)
+        return getattr(client, kind)(self._client)
+
+    async def close(self) -> None:
+        """Close the connections; the next question opens one."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
 
 
 async def _load_kubeconfig(settings: Any, namespace: str) -> str:

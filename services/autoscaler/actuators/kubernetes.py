@@ -11,24 +11,20 @@ from typing import Any
 
 from headway.errors import Code, HeadwayError
 from services.autoscaler.actuators.protocol import Actuator
-from services.runtime.kubernetes import connect, require_client
+from services.runtime.kubernetes import ApiServer, require_client
 
 _TIMEOUT = 5.0
 
 
 class KubernetesActuator(Actuator):
-    """Asks the API server; ``deployments`` are their names by role.
-
-    Inside a cluster the pod's own service account is used, elsewhere the kubeconfig.
-    """
+    """Asks the API server; ``deployments`` are their names by role."""
 
     name = "kubernetes"
 
     def __init__(self, deployments: Mapping[str, str], namespace: str = "") -> None:
         require_client("the kubernetes actuator")
         self._deployments = deployments
-        self._namespace = namespace
-        self._client: Any = None
+        self._server = ApiServer(namespace)
 
     async def ordered(self) -> Mapping[str, int]:
         """Return ``spec.replicas`` by role; leave out roles whose Deployment does not exist."""
@@ -47,15 +43,14 @@ class KubernetesActuator(Actuator):
 
     async def _call(self, method: str, deployment: str, *body: object) -> Any:
         from aiohttp import ClientError
-        from kubernetes_asyncio.client import AppsV1Api
         from kubernetes_asyncio.client.exceptions import ApiException
 
         options: dict[str, Any] = {"_request_timeout": _TIMEOUT}
         if body:
             options["_content_type"] = "application/merge-patch+json"
         try:
-            api = AppsV1Api(await self._connected())
-            return await getattr(api, method)(deployment, self._namespace, *body, **options)
+            api = await self._server.api("AppsV1Api")
+            return await getattr(api, method)(deployment, self._server.namespace, *body, **options)
         except ApiException as error:
             if error.status == 404:
                 return None
@@ -65,13 +60,6 @@ class KubernetesActuator(Actuator):
             message = f"the API server does not answer: {error!r}"
             raise HeadwayError(Code.UNAVAILABLE, message) from error
 
-    async def _connected(self) -> Any:
-        if self._client is None:
-            self._client, self._namespace = await connect(self._namespace)
-        return self._client
-
     async def close(self) -> None:
         """Close the connections."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+        await self._server.close()
