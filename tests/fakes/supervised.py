@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
+from functools import partial, update_wrapper
 from typing import Any
 
 from prometheus_client import generate_latest
@@ -16,7 +18,7 @@ from proof.vopr.scenario import SeedScenario
 Test = Callable[[ShellCluster], Awaitable[None]]
 
 
-def supervised(test: Test, *roles: str, **scenario: Any) -> None:
+def supervise(test: Test, *roles: str, **scenario: Any) -> None:
     """Run a test in a cluster with workers of these roles; it breaks no promise.
 
     The cluster has been told to start; the test is one more process of it, for five minutes.
@@ -32,6 +34,20 @@ def supervised(test: Test, *roles: str, **scenario: Any) -> None:
     history = SeedScenario(0, num_schedulers=1, roles=roles or ("unified",), **scenario)
     violations = run(history, live=live).violations
     assert not violations, violations
+
+
+def supervised(*roles: str, **scenario: Any) -> Callable[..., Any]:
+    """Have a test run so: its first argument is the cluster (``supervise``)."""
+
+    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        def lived(**arguments: Any) -> None:
+            supervise(partial(test, **arguments), *roles, **scenario)
+
+        _, *others = inspect.signature(test).parameters.values()
+        lived.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]
+        return update_wrapper(lived, test)
+
+    return decorate
 
 
 async def until(holds: Callable[[], object]) -> None:

@@ -82,80 +82,73 @@ async def launches(cluster: ShellCluster, name: str, last: object) -> float:
     return round(cluster.world.loop.time() - ended_at, 1)
 
 
-def test_pauses_between_lives_grow_and_a_long_life_forgives() -> None:
-    async def test(cluster: ShellCluster) -> None:
-        await until(lambda: serves(cluster))
-        pauses = [await launches(cluster, "p0", cluster.end("p0")) for _ in range(7)]
-        assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
-        for life, pause in ((29.0, 5.0), (31.0, 0.2)):
-            await asyncio.sleep(life)
-            assert await launches(cluster, "p0", cluster.end("p0")) == pause
-
-    supervised(test)
+@supervised()
+async def test_pauses_between_lives_grow_and_a_long_life_forgives(cluster: ShellCluster) -> None:
+    await until(lambda: serves(cluster))
+    pauses = [await launches(cluster, "p0", cluster.end("p0")) for _ in range(7)]
+    assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    for life, pause in ((29.0, 5.0), (31.0, 0.2)):
+        await asyncio.sleep(life)
+        assert await launches(cluster, "p0", cluster.end("p0")) == pause
 
 
 @pytest.mark.parametrize("failures", [[1, NO_ROOM, 1, 1], [2, 1]])
-def test_who_never_serves_is_given_up_and_who_has_served_is_not(failures: list[int]) -> None:
+@supervised()
+async def test_who_never_serves_is_given_up_and_who_has_served_is_not(
+    cluster: ShellCluster, failures: list[int]
+) -> None:
     """After three deaths, or one by a wrong configuration."""
-
-    async def test(cluster: ShellCluster) -> None:
-        cluster.hosts.by_name["p0"].failures.extend(failures)
-        process = cluster.supervised("p0")
-        assert process is not None
-        with pytest.raises(HeadwayError, match=r"p0 does not start: see .*p0\.log"):
-            await process.serving()
-        await asyncio.sleep(60.0)
-        assert process.is_given_up
-        assert len(cluster.hosts.by_name["p0"].failures) == 1, "it is started no more"
-        await until(lambda: cluster.processes["a0"] and "a0" not in cluster.awaited())
-        cluster.hosts.by_name["a0"].failures.extend(failures)
-        cluster.end("a0")
-        await until(lambda: "a0" in cluster.awaited())
-        await until(lambda: "a0" not in cluster.awaited())
-
-    supervised(test)
+    cluster.hosts.by_name["p0"].failures.extend(failures)
+    process = cluster.supervised("p0")
+    assert process is not None
+    with pytest.raises(HeadwayError, match=r"p0 does not start: see .*p0\.log"):
+        await process.serving()
+    await asyncio.sleep(60.0)
+    assert process.is_given_up
+    assert len(cluster.hosts.by_name["p0"].failures) == 1, "it is started no more"
+    await until(lambda: cluster.processes["a0"] and "a0" not in cluster.awaited())
+    cluster.hosts.by_name["a0"].failures.extend(failures)
+    cluster.end("a0")
+    await until(lambda: "a0" in cluster.awaited())
+    await until(lambda: "a0" not in cluster.awaited())
 
 
-def test_a_service_that_is_removed_drains_and_its_supervisor_lives_on() -> None:
-    async def test(cluster: ShellCluster) -> None:
-        await until(lambda: serves(cluster))
-        process, life = cluster.supervised("w0"), cluster.processes["w0"]
-        assert process is not None
-        await cluster.order(cluster.supervisor.remove(process))
-        assert (life.returncode, "w0" in cluster.processes) == (0, False)
-        assert cluster.supervised("w0") is None
-        await asyncio.sleep(10.0)
-        assert "w0" not in cluster.processes
-
-    supervised(test)
-
-
-def test_what_drains_is_killed_only_once_it_has_had_its_time() -> None:
-    async def test(cluster: ShellCluster) -> None:
-        await until(lambda: serves(cluster))
-        process, life = cluster.supervised("w0"), cluster.processes["w0"]
-        assert process is not None
-        cluster.pause("w0")
-        began_at = cluster.world.loop.time()
-        await cluster.order(process.stop(patience=7.0))
-        assert (life.returncode, cluster.world.loop.time() - began_at) == (-9, 7.0)
-
-    supervised(test)
+@supervised()
+async def test_a_service_that_is_removed_drains_and_its_supervisor_lives_on(
+    cluster: ShellCluster,
+) -> None:
+    await until(lambda: serves(cluster))
+    process, life = cluster.supervised("w0"), cluster.processes["w0"]
+    assert process is not None
+    await cluster.order(cluster.supervisor.remove(process))
+    assert (life.returncode, "w0" in cluster.processes) == (0, False)
+    assert cluster.supervised("w0") is None
+    await asyncio.sleep(10.0)
+    assert "w0" not in cluster.processes
 
 
-def test_gateways_go_first_then_schedulers_then_the_rest() -> None:
-    async def test(cluster: ShellCluster) -> None:
-        await until(lambda: serves(cluster))
-        log: list[str] = []
-        cluster.world.log = log
-        lives = list(cluster.processes.values())
-        await cluster.order(cluster.supervisor.stop())
-        ended = [line.rpartition(" ")[2] for line in log if " end " in line]
-        assert ended[:2] == ["g0", "s0"]
-        assert sorted(ended[2:]) == ["a0", "p0", "w0"]
-        assert {life.returncode for life in lives} == {0}
+@supervised()
+async def test_what_drains_is_killed_only_once_it_has_had_its_time(cluster: ShellCluster) -> None:
+    await until(lambda: serves(cluster))
+    process, life = cluster.supervised("w0"), cluster.processes["w0"]
+    assert process is not None
+    cluster.pause("w0")
+    began_at = cluster.world.loop.time()
+    await cluster.order(process.stop(patience=7.0))
+    assert (life.returncode, cluster.world.loop.time() - began_at) == (-9, 7.0)
 
-    supervised(test)
+
+@supervised()
+async def test_gateways_go_first_then_schedulers_then_the_rest(cluster: ShellCluster) -> None:
+    await until(lambda: serves(cluster))
+    log: list[str] = []
+    cluster.world.log = log
+    lives = list(cluster.processes.values())
+    await cluster.order(cluster.supervisor.stop())
+    ended = [line.rpartition(" ")[2] for line in log if " end " in line]
+    assert ended[:2] == ["g0", "s0"]
+    assert sorted(ended[2:]) == ["a0", "p0", "w0"]
+    assert {life.returncode for life in lives} == {0}
 
 
 # --- real processes ---------------------------------------------------------------------

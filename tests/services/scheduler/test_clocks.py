@@ -18,7 +18,7 @@ from proof.vopr.scenario import Asking, WorkerShape
 from services.scheduler.journal import Journal
 from services.scheduler.records import unpack_requests
 from tests.fakes.scheduler_rig import PlainGateway, Rig, key, make_request, until
-from tests.fakes.supervised import metric, serves, supervised
+from tests.fakes.supervised import metric, serves, supervise
 from tests.fakes.supervised import until as until_virtually
 
 MINUTES = 300.0
@@ -48,7 +48,7 @@ def test_requests_with_deadlines_are_handed_off_and_move_whatever_the_clocks_say
 
     skews = (0.0, error, -error, error, -error)  # of gateway, scheduler and workers
     shape = WorkerShape(num_blocks=400)
-    supervised(test, "prefill", "decode", "decode", skews=skews, shape=shape)
+    supervise(test, "prefill", "decode", "decode", skews=skews, shape=shape)
 
 
 def timed(stream_id: int) -> Request:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from random import Random
 from typing import IO
 
@@ -79,6 +80,16 @@ class Election:
         self.loop.close()
 
 
+def on_virtual_time(test: Callable[[Election], Awaitable[None]]) -> Callable[[], None]:
+    """Have a test run with an election of its own."""
+
+    def lived() -> None:
+        election = Election()
+        election.run(partial(test, election))
+
+    return lived
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(40):
         while not condition():
@@ -91,97 +102,75 @@ async def renewed(leadership: Leadership) -> None:
     await until(lambda: leadership._held_until > held_until)
 
 
-def test_a_hiccup_of_the_store_ends_no_term() -> None:
-    election = Election()
+@on_virtual_time
+async def test_a_hiccup_of_the_store_ends_no_term(election: Election) -> None:
+    leader = election.stand("one")
+    await until(lambda: leader.leads)
+    await renewed(leader)
+    await election.pause(TTL * 0.5)  # a renewal does not come through
+    await renewed(leader)
+    assert leader.leads
+    assert (len(election.tokens), election.num_deposed) == (1, 0)
 
-    async def work() -> None:
-        leader = election.stand("one")
+
+@on_virtual_time
+async def test_an_outage_ends_the_term_before_another_can_begin(election: Election) -> None:
+    leader = election.stand("one")
+    await until(lambda: leader.leads)
+    await election.pause(TTL * 1.5)
+    assert election.num_deposed == 1
+    await until(lambda: leader.leads)
+    assert election.tokens == sorted(set(election.tokens))
+    assert len(election.tokens) == 2
+
+
+@on_virtual_time
+async def test_a_leader_that_cannot_renew_steps_down_a_margin_before_its_lease_ends(
+    election: Election,
+) -> None:
+    leader = election.stand("one")
+    await asyncio.sleep(10.0)
+    assert leader.leads
+    election.server.is_away += 1
+    await asyncio.sleep(2 * TTL)
+    assert not leader.leads
+    left = leader._held_until - leader._clock.now()
+    early = election.loop.time() + left - election.deposed_at
+    assert 0.04 * TTL < early < 0.5 * TTL  # it looks twenty times in a lease
+
+
+@on_virtual_time
+async def test_a_leader_whose_store_loses_its_data_leads_on(election: Election) -> None:
+    leader = election.stand("one")
+    for _ in range(3):
         await until(lambda: leader.leads)
         await renewed(leader)
-        await election.pause(TTL * 0.5)  # a renewal does not come through
-        await renewed(leader)
         assert leader.leads
-        assert (len(election.tokens), election.num_deposed) == (1, 0)
-
-    election.run(work)
-
-
-def test_an_outage_ends_the_term_before_another_can_begin() -> None:
-    election = Election()
-
-    async def work() -> None:
-        leader = election.stand("one")
-        await until(lambda: leader.leads)
-        await election.pause(TTL * 1.5)
-        assert election.num_deposed == 1
-        await until(lambda: leader.leads)
-        assert election.tokens == sorted(set(election.tokens))
-        assert len(election.tokens) == 2
-
-    election.run(work)
-
-
-def test_a_leader_that_cannot_renew_steps_down_a_margin_before_its_lease_ends() -> None:
-    election = Election()
-
-    async def work() -> None:
-        leader = election.stand("one")
-        await asyncio.sleep(10.0)
-        assert leader.leads
-        election.server.is_away += 1
-        await asyncio.sleep(2 * TTL)
-        assert not leader.leads
-        left = leader._held_until - leader._clock.now()
-        early = election.loop.time() + left - election.deposed_at
-        assert 0.04 * TTL < early < 0.5 * TTL  # it looks twenty times in a lease
-
-    election.run(work)
-
-
-def test_a_leader_whose_store_loses_its_data_leads_on() -> None:
-    election = Election()
-
-    async def work() -> None:
-        leader = election.stand("one")
-        for _ in range(3):
-            await until(lambda: leader.leads)
-            await renewed(leader)
-            assert leader.leads
-            assert election.num_deposed == len(election.tokens) - 1
-            election.server.wipe()
-
-    election.run(work)
+        assert election.num_deposed == len(election.tokens) - 1
+        election.server.wipe()
     assert election.tokens == sorted(set(election.tokens))
 
 
-def test_a_leader_that_resigns_lets_another_lead() -> None:
-    election = Election()
-
-    async def work() -> None:
-        one, two = election.stand("one"), election.stand("two")
-        await until(lambda: one.leads or two.leads)
-        first, second = (one, two) if one.leads else (two, one)
-        began_at = election.loop.time()
-        first.resign("all workers refuse it")
-        await until(lambda: second.leads)
-        assert not first.leads
-        assert election.loop.time() - began_at < TTL  # the lease was released
-
-    election.run(work)
+@on_virtual_time
+async def test_a_leader_that_resigns_lets_another_lead(election: Election) -> None:
+    one, two = election.stand("one"), election.stand("two")
+    await until(lambda: one.leads or two.leads)
+    first, second = (one, two) if one.leads else (two, one)
+    began_at = election.loop.time()
+    first.resign("all workers refuse it")
+    await until(lambda: second.leads)
+    assert not first.leads
+    assert election.loop.time() - began_at < TTL  # the lease was released
 
 
-def test_one_of_two_leads_and_the_other_follows_it() -> None:
-    election = Election()
-
-    async def work() -> None:
-        one, two = election.stand("one"), election.stand("two")
-        await until(lambda: one.leads or two.leads)
-        first, second = (one, two) if one.leads else (two, one)
-        await first.stop()
-        await until(lambda: second.leads)
-        assert election.num_deposed == 1
-
-    election.run(work)
+@on_virtual_time
+async def test_one_of_two_leads_and_the_other_follows_it(election: Election) -> None:
+    one, two = election.stand("one"), election.stand("two")
+    await until(lambda: one.leads or two.leads)
+    first, second = (one, two) if one.leads else (two, one)
+    await first.stop()
+    await until(lambda: second.leads)
+    assert election.num_deposed == 1
 
 
 def test_a_follower_that_wins_after_a_loss_of_data_has_a_newer_token() -> None:
