@@ -30,7 +30,7 @@ _BASE_DELAY, _JITTER = 2e-4, 1e-3
 _ONE_WAY = 0.3
 """The share of lost calls that the store has carried out all the same."""
 _WRITES = frozenset({"SET", "SADD", "HSET", "EXPIRE"})
-_READS = frozenset({"GETRANGE", "SRANDMEMBER", "HGETALL"})
+_READS = frozenset({"GETRANGE", "HGETALL"})
 _WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 Value = bytes | set[bytes] | dict[bytes, bytes]
@@ -151,19 +151,24 @@ class MemoryRedis:
 
     def run(self, command: Command) -> Any:
         """Carry out one command of a client."""
-        name = str(command[0])
-        if self._replica is not None and name in _READS:
-            self.hit("the store answers with old data")
-            kept, self._keys = self._keys, self._replica
-            try:
-                return self._call(*command)
-            finally:
-                self._keys = kept
-        return self._call(*command)
+        call = partial(self._call, *command)
+        return self._old(call) if str(command[0]) in _READS else call()
+
+    def _old(self, read: Callable[[], Any]) -> Any:
+        """Read what a replica holds, if that is what answers now."""
+        if self._replica is None:
+            return read()
+        self.hit("the store answers with old data")
+        kept, self._keys = self._keys, self._replica
+        try:
+            return read()
+        finally:
+            self._keys = kept
 
     def run_script(self, text: str, keys: Sequence[Any], arguments: Sequence[Any]) -> Any:
         """Carry out a script, all of it in one step."""
-        reply = self._lua.run(text, [_bytes(k) for k in keys], [_bytes(a) for a in arguments])
+        lua = partial(self._lua.run, text, [*map(_bytes, keys)], [*map(_bytes, arguments)])
+        reply = self._old(lua) if text == store_scripts.ROSTER else lua()
         if text == store_scripts.ACQUIRE and reply is not None:
             self.owners.setdefault(int(reply), set()).add(str(arguments[0]))
         if text == store_scripts.WRITE_JOURNAL and not reply:
@@ -367,11 +372,12 @@ class _Lua:
 
     def __init__(self, call: Callable[..., Any]) -> None:
         try:
-            from lupa.lua51 import LuaRuntime  # nothing that serves needs it
+            from lupa.lua51 import LuaRuntime, lua_type  # nothing that serves needs it
         except ImportError as error:
             message = "the store's scripts run in Lua here: `pip install lupa`"
             raise HeadwayError(Code.FAILED_PRECONDITION, message) from error
         self._lua: Any = LuaRuntime(encoding=None, register_eval=False)
+        self._kind = lua_type
         self._call = call
         self._scripts: dict[str, Any] = {}
         # kept for good: of methods that are made anew for each script, lupa takes one for another
@@ -384,7 +390,11 @@ class _Lua:
             whole = f"function(redis, KEYS, ARGV) {text} end"
             self._scripts[text] = self._lua.eval(whole.encode())
         table = self._lua.table_from
-        return self._scripts[text](self._redis, table(keys), table(arguments))
+        return self._listed(self._scripts[text](self._redis, table(keys), table(arguments)))
+
+    def _listed(self, reply: Any) -> Any:
+        """Return what a script has returned, its tables as lists."""
+        return [*map(self._listed, reply.values())] if self._kind(reply) == "table" else reply
 
     def _answer_or_error(self, *command: Any) -> Any:
         """Return a command's answer; an error is a table."""
@@ -398,7 +408,7 @@ class _Lua:
         reply = self._call(*command)
         if reply is None:
             return False
-        if isinstance(reply, tuple):
+        if isinstance(reply, tuple | list):
             return self._lua.table_from(reply)
         if isinstance(reply, Mapping):
             return self._lua.table_from({_bytes(k): v for k, v in reply.items()})

@@ -44,7 +44,7 @@ MAX_FENCING_TOKEN = 2**53 - 1
 _LEASE = re.compile(
     r"(?P<token>[0-9]{1,16})\|(?P<candidate>[!-{}~]{1,256})\|(?P<address>[!-~]{1,256})"
 )
-_LONGEST_TEXT = 4096  # bytes
+_LONGEST_TEXT, _LONGEST_ID = 4096, 256  # bytes
 _LONGEST_VALUE, _LONGEST_TARGETS, _LONGEST_PAST = 2**16, 2**20, 2**22
 """Bytes of a value. A longer one is read as far as this and a byte more, so it is unreadable."""
 _MOST_JOURNAL = 2**28
@@ -97,6 +97,8 @@ class Store:
         # register_script sends EVALSHA and loads the script again where the store forgot it
         self._acquire = client.register_script(store_scripts.ACQUIRE)
         self._release = client.register_script(store_scripts.RELEASE)
+        self._join = client.register_script(store_scripts.JOIN)
+        self._roster = client.register_script(store_scripts.ROSTER)
         self._prune = client.register_script(store_scripts.PRUNE)
         self._write_journal = client.register_script(store_scripts.WRITE_JOURNAL)
 
@@ -134,18 +136,13 @@ class Store:
 
     async def join(self, member: Member, ttl: float = MEMBER_TTL) -> Member | None:
         """Join, or renew the membership, for ``ttl`` seconds; return what was there before."""
+        key = self._key("member", member.service, member.member_id)
+        text = json.dumps({name: getattr(member, name) for name in _MEMBER_FIELDS})
         with self._reached():
-            pipeline = self._client.pipeline(transaction=False)
-            key = self._key("member", member.service, member.member_id)
-            text = json.dumps({name: getattr(member, name) for name in _MEMBER_FIELDS})
-            pipeline.getrange(key, 0, _LONGEST_VALUE)
-            pipeline.set(key, text, px=int(ttl * 1000))
-            pipeline.sadd(self._key("members", member.service), member.member_id)
-            before, *written = await pipeline.execute(raise_on_error=False)
-            for reply in written:
-                if isinstance(reply, Exception):
-                    raise reply
-            return _member(member.service, member.member_id, str(before))
+            keys = [key, self._key("members", member.service)]
+            px = int(ttl * 1000)
+            before = await self._join(keys, [text, px, member.member_id, _LONGEST_VALUE])
+        return _member(member.service, member.member_id, before)
 
     async def leave(self, member: Member) -> None:
         """Leave."""
@@ -158,25 +155,30 @@ class Store:
     async def members(self, service: str) -> list[Member]:
         """Return the members that hold a lease, by id.
 
-        RESOURCE_EXHAUSTED while the roster names more than ``MOST_MEMBERS``. Each call takes those
-        without a lease out, of so many.
+        RESOURCE_EXHAUSTED while the roster names more than ``MOST_MEMBERS``. Each call takes
+        out, of so many, those without a lease and ids that no member has.
         """
         roster = self._key("members", service)
         with self._reached():
-            command: Any = self._client.execute_command
-            member_ids = sorted(map(str, await command("SRANDMEMBER", roster, MOST_MEMBERS + 1)))
+            member_ids, *too_long = await self._roster([roster], [MOST_MEMBERS + 1, _LONGEST_ID])
+            for beginning in too_long:
+                self.unreadable(roster, beginning)
             if not member_ids:
                 return []
+            member_ids.sort()
             keys = [self._key("member", service, member_id) for member_id in member_ids]
             members: list[Member] = []
+            gone: dict[str, str] = {}
             leases = zip(member_ids, keys, await self._texts(keys, _LONGEST_VALUE), strict=True)
             for member_id, key, text in leases:
                 if text is None:
-                    await self._prune([roster, key], [member_id])
+                    gone[key] = member_id
                 elif (member := _member(service, member_id, text)) is not None:
                     members.append(member)
                 else:
                     self.unreadable(key, text)
+            if gone:
+                await self._prune([roster, *gone], [*gone.values()])
         if len(member_ids) > MOST_MEMBERS:
             self.unreadable(roster, f"more than {MOST_MEMBERS} members")
             message = f"{roster} names more than {MOST_MEMBERS} members: delete it in the store"

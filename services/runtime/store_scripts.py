@@ -45,12 +45,36 @@ end
 return 0
 """
 
-PRUNE = """
--- KEYS: members, member. ARGV: member id. In one step, or a renewal in between would be undone.
-if redis.call('EXISTS', KEYS[2]) == 0 then
-  return redis.call('SREM', KEYS[1], ARGV[1])
+JOIN = """
+-- KEYS: member, members. ARGV: its text, time to live in ms, member id, the last byte to read.
+-- Returns the text that was there before: in one step, or a namesake's in between goes unseen.
+local before = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[4])
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+redis.call('SADD', KEYS[2], ARGV[3])
+return type(before) == 'string' and before or ''
+"""
+
+ROSTER = """
+-- KEYS: members. ARGV: most ids, most bytes of one.
+-- Returns the ids, then the beginning of each that was too long; those are taken out.
+local reply = {{}}
+for _, id in ipairs(redis.call('SRANDMEMBER', KEYS[1], ARGV[1])) do
+  if #id <= tonumber(ARGV[2]) then
+    table.insert(reply[1], id)
+  else
+    redis.call('SREM', KEYS[1], id)
+    table.insert(reply, string.sub(id, 1, ARGV[2]))
+  end
 end
-return 0
+return reply
+"""
+
+PRUNE = """
+-- KEYS: members, each member. ARGV: their ids.
+-- In one step, or a renewal in between would be undone.
+for n, id in ipairs(ARGV) do
+  if redis.call('EXISTS', KEYS[n + 1]) == 0 then redis.call('SREM', KEYS[1], id) end
+end
 """
 
 WRITE_JOURNAL = """

@@ -168,6 +168,21 @@ async def test_a_member_that_renews_while_it_is_pruned_stays(store: Store) -> No
     assert await store.members("worker") == [member]
 
 
+async def test_a_service_joins_in_one_step(store: Store) -> None:
+    member = Member("worker", "w1", "w1:1")
+    async with store._client.monitor() as monitor:
+        await store.join(member)
+        assert await store.join(member) == member
+        await store.now()
+        names: set[str] = set()
+        while "TIME" not in names:
+            command = await monitor.next_command()
+            if command["client_type"] != "lua":
+                names.add(command["command"].split()[0].upper())
+    assert "EVALSHA" in names
+    assert names.isdisjoint({"GETRANGE", "SET", "SADD"})
+
+
 async def test_members_of_other_versions_and_nonsense_do_not_hide_the_others(store: Store) -> None:
     newer = {"service": "worker", "member_id": "w2", "address": "w2:1", "since_version": 9}
     for member_id, text in (("w1", "{"), ("w2", json.dumps(newer)), ("w3", '{"role": "decode"}')):

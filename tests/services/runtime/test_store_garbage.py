@@ -204,6 +204,19 @@ async def test_a_roster_without_end_is_refused_and_mends_itself_of_who_is_gone(
     assert await store.members("worker") == [worker]
 
 
+async def test_a_huge_name_in_a_roster_is_read_in_part_and_taken_out(
+    store: Store, raw: redis.Redis, cluster: str
+) -> None:
+    worker = Member("worker", "w", "a:1")
+    await store.join(worker)
+    await raw.sadd(f"headway:{cluster}:members:worker", b"x" * 4_000_000, "v" * 256)
+    before = await read_bytes(raw)
+    assert await store.members("worker") == [worker]
+    assert await read_bytes(raw) - before < 10_000
+    assert store.num_unreadable == 1
+    assert await raw.smembers(f"headway:{cluster}:members:worker") == {b"w"}
+
+
 async def test_a_membership_takes_the_place_of_a_value_of_another_type(
     store: Store, raw: redis.Redis, cluster: str
 ) -> None:
