@@ -225,12 +225,14 @@ class Preparation:
         )
         if is_own:
             return render_foreign(chat.template, template.special_tokens, *asked)
-        began_at, text = thread_time(), ""
+        began_at = thread_time()
         try:
             text = template.render(*asked)
-            return text
-        finally:
-            self._note_render(thread_time() - began_at, len(text))
+        except HeadwayError:  # of a render that fails the length is what it was given
+            self._note_render(thread_time() - began_at, len(repr(asked)))
+            raise
+        self._note_render(thread_time() - began_at, len(text))
+        return text
 
     def _note_render(self, seconds: float, num_chars: int) -> None:
         of_short = seconds * INLINE_BYTES / max(num_chars, INLINE_BYTES)

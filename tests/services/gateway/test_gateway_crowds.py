@@ -283,6 +283,27 @@ async def test_a_template_is_slow_while_its_renders_are(
     assert not all(render(1) for _ in range(200))
 
 
+async def test_a_template_that_refuses_a_long_chat_in_proportion_is_not_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path / "tiny")
+    source = "{{ messages[0].content | list | length }}{{ raise_exception('no') }}"
+    (folder / "chat_template.jinja").write_text(source)
+    model = load_model(GatewayConfig(model=str(folder)))
+    prepared = preparation.Preparation(model, float)
+    seconds = iter(range(1000))
+    monkeypatch.setattr(preparation, "thread_time", lambda: next(seconds) / 20)
+
+    def refuse(content: str) -> bool:
+        with pytest.raises(HeadwayError, match="does not take these messages: no"):
+            prepared.token_ids(ChatInput([{"role": "user", "content": content}]))
+        return prepared.renders_slowly
+
+    assert not any(refuse("x" * 100_000) for _ in range(20))
+    monkeypatch.setattr(preparation, "thread_time", lambda: next(seconds) / 10)
+    assert any(refuse("x") for _ in range(20))
+
+
 async def test_an_error_of_a_job_reaches_its_client() -> None:
     threads = ReadingThreads(Bound("bytes waiting", 100, 0.8, "--max-buffered-bytes"))
     with pytest.raises(ZeroDivisionError):
