@@ -17,6 +17,7 @@ from headway.core.scheduler.events import (
 from headway.core.scheduler.picture import SchedulerStatus
 from headway.core.scheduler.prefill import PoolStatus
 from headway.messages import Lost, Rejected, Tuned
+from services.runtime.on_loop import on_loop
 from services.scheduler.prefix_metrics import prefix_metrics
 
 _WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -37,7 +38,7 @@ _POOL_GAUGES: tuple[tuple[str, str, Callable[[PoolStatus], float]], ...] = (
 
 
 class SchedulerMetrics:
-    """Counters of performed actions; gauges are read from the leading core when scraped."""
+    """Counters of performed actions; a scrape reads gauges from the leading core, on its loop."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class SchedulerMetrics:
         num_closed_links: Callable[[], int] = lambda: 0,
     ) -> None:
         """``num_closed_links``: workers with a lease that this leader has no stream to."""
-        self._status = status
+        self._status = on_loop(status, None)
         self._num_closed_links = num_closed_links
         registry.register(self)
         counter = _counters(registry)

@@ -24,6 +24,7 @@ from headway.cost.costs import Constant
 from headway.engine import EngineStepped
 from headway.forward_pass import ForwardPass, PassResult
 from headway.messages import EndForward, MeasuredCosts, Tuned
+from services.runtime.on_loop import on_loop
 from services.runtime.vllm_names import VllmNames
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -111,8 +112,7 @@ class WorkerMetrics:
         self._block_size = block_size
         self._totals = _Totals()
         self._num_blocks = num_blocks
-        VllmNames(registry, VLLM_NAMES, model)
-        registry.register(self)
+        self._read: Callable[[], Sequence[Metric]] = on_loop(lambda: [*self._figures()], [])
         counter, gauge, histogram = _makers(registry)
         self.num_passes = 0
         self._passes = counter("forward_passes", "Forward passes started")
@@ -155,9 +155,14 @@ class WorkerMetrics:
         self._broken_links = counter(
             "broken_token_links", "Token streams to gateways that broke or could not be opened"
         )
+        VllmNames(registry, VLLM_NAMES, model)
+        registry.register(self)
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the core's totals, when the registry is scraped."""
+    def collect(self) -> Sequence[Metric]:
+        """Return the core's totals, when the registry is scraped; on the core's loop."""
+        return self._read()
+
+    def _figures(self) -> Iterator[Metric]:
         prefixes, preemptions = self._core.prefix_counts, self._core.preemptions
         yield from self._unit_gauges()
         yield from self._routing_figures(prefixes)
