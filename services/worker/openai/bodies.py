@@ -15,12 +15,10 @@ from headway.engine import Drawn
 from headway.errors import Code, HeadwayError
 from headway.request import (
     MAX_BIAS,
-    MAX_LOGPROBS,
     BadWord,
     FinishReason,
     Request,
     SamplingParams,
-    StreamKey,
     TokenLogprobs,
 )
 from services.runtime.reasoning import model_file
@@ -207,12 +205,13 @@ def _structure_of(grammar: str) -> dict[str, Any]:
 
 
 def read_drawn(
-    choice: Mapping[str, Any], key: StreamKey, most: int, vocab_size: int
+    choice: Mapping[str, Any], request: Request, most: int, vocab_size: int
 ) -> Drawn | None:
     """Return what a choice says was drawn, None for nothing.
 
-    At most ``most`` tokens may have been drawn, each below ``vocab_size``. HeadwayError and other
-    exceptions for a choice that cannot be read.
+    At most ``most`` tokens may have been drawn, each below ``vocab_size``. Log probabilities that
+    nobody asks for are left out. HeadwayError and other exceptions for a choice that cannot be
+    read.
     """
     tokens = tuple(_token_id(token, vocab_size) for token in choice.get("token_ids") or ())
     reason = _finish_reason(choice)
@@ -221,8 +220,9 @@ def read_drawn(
     if len(tokens) > most:
         message = f"the endpoint sent {len(tokens)} tokens where {most} were left"
         raise HeadwayError(Code.INTERNAL, message)
-    logprobs = _read_logprobs(choice, vocab_size)
-    return Drawn(key, tokens, reason, logprobs if len(logprobs) == len(tokens) else ())
+    count = request.sampling.num_logprobs
+    logprobs = () if count is None else _read_logprobs(choice, count, vocab_size)
+    return Drawn(request.key, tokens, reason, logprobs if len(logprobs) == len(tokens) else ())
 
 
 def read_scores(
@@ -267,21 +267,26 @@ def _finish_reason(choice: Mapping[str, Any]) -> FinishReason | None:
     return None if not reason else _REASONS.get(reason, FinishReason.STOP)
 
 
-def _read_logprobs(choice: Mapping[str, Any], vocab_size: int) -> tuple[TokenLogprobs, ...]:
-    """Return the log probabilities of a choice's tokens; none where it has none."""
+def _read_logprobs(
+    choice: Mapping[str, Any], count: int, vocab_size: int
+) -> tuple[TokenLogprobs, ...]:
+    """Return the log probabilities of a choice's tokens, with the ``count`` best of each.
+
+    None where it has none.
+    """
     logprobs = choice.get("logprobs")
     if not logprobs or not logprobs.get("token_logprobs"):
         return ()
     chosen = logprobs["token_logprobs"]
     tops = logprobs.get("top_logprobs") or [{}] * len(chosen)
     pairs = zip(chosen, tops, strict=True)
-    return tuple(_entry(own, top or {}, vocab_size) for own, top in pairs)
+    return tuple(_entry(own, top or {}, count, vocab_size) for own, top in pairs)
 
 
-def _entry(logprob: float, top: Mapping[str, float], vocab_size: int) -> TokenLogprobs:
+def _entry(logprob: float, top: Mapping[str, float], count: int, vocab_size: int) -> TokenLogprobs:
     """Return a token's own, and the best; vLLM adds the token itself where it is not among them."""
     values = ((_logprob(value), name) for name, value in top.items())
-    ranked = sorted(values, key=lambda pair: -pair[0])[:MAX_LOGPROBS]
+    ranked = sorted(values, key=lambda pair: -pair[0])[:count]
     ids = tuple(_token_id(int(name.removeprefix("token_id:")), vocab_size) for _, name in ranked)
     return TokenLogprobs(_logprob(logprob), ids, tuple(value for value, _ in ranked))
 

@@ -399,7 +399,8 @@ class OpenAIEngine:
                 if len(text) > _LONGEST_SCORES:
                     message = f"the endpoint sent an answer of more than {_LONGEST_SCORES} bytes"
                     raise HeadwayError(Code.INTERNAL, message)
-        return read_scores(json.loads(text), request, self._endpoint.vocab_size)
+        vocab_size = self._endpoint.vocab_size  # the loop stays free for tokens of others
+        return await asyncio.to_thread(lambda: read_scores(json.loads(text), request, vocab_size))
 
     def _others(self, address: str) -> tuple[str, ...]:
         """Return the other endpoints that are up."""
@@ -455,7 +456,7 @@ class OpenAIEngine:
             return True
         for choice in event.get("choices", ()):
             most = end - len(output)
-            drawn = read_drawn(choice, request.key, most, self._endpoint.vocab_size)
+            drawn = read_drawn(choice, request, most, self._endpoint.vocab_size)
             if drawn is not None:
                 if scores is not None and drawn.token_ids and not output:
                     drawn = with_scores(drawn, scores)

@@ -546,7 +546,7 @@ async def test_an_odd_answer_ends_its_request_with_an_error(
 ) -> None:
     endpoint.instead = answer
     with capture_logs() as logs:
-        found, drawn = await answered(endpoint, make_request("", max_tokens=4))
+        found, drawn = await answered(endpoint, asking(num_logprobs=1))
     assert found.gone == []
     assert (drawn.token_ids, drawn.finish_reason) == ((), FinishReason.ERROR)
     assert "the endpoint" in drawn.message
@@ -554,17 +554,25 @@ async def test_an_odd_answer_ends_its_request_with_an_error(
     assert any(line["log_level"] == "error" for line in logs)
 
 
-async def test_of_more_log_probabilities_than_a_gateway_takes_the_best_are_kept(
-    endpoint: OpenAIEndpoint,
+@pytest.mark.parametrize("count", [0, 2, 20])
+async def test_of_more_log_probabilities_than_were_asked_for_the_best_are_kept(
+    endpoint: OpenAIEndpoint, count: int
 ) -> None:
     tops = {f"token_id:{n}": -n / 8 for n in range(21)}
     scores = {"token_logprobs": [-2.5], "top_logprobs": [tops]}
-    plain = make_request("", max_tokens=1)
-    scored = replace(plain, sampling=replace(plain.sampling, num_logprobs=20))
     endpoint.instead = event(token_ids=[20], finish_reason="length", logprobs=scores)
-    _, drawn = await answered(endpoint, scored)
+    _, drawn = await answered(endpoint, asking(max_tokens=1, num_logprobs=count))
     (kept,) = drawn.logprobs
-    assert (kept.logprob, kept.top_token_ids) == (-2.5, tuple(range(20)))
+    assert (kept.logprob, kept.top_token_ids) == (-2.5, tuple(range(count)))
+
+
+async def test_log_probabilities_that_nobody_asked_for_end_nothing(
+    endpoint: OpenAIEndpoint,
+) -> None:
+    endpoint.instead = event(token_ids=[3], finish_reason="length", logprobs=TOP)
+    _, drawn = await answered(endpoint, make_request("", max_tokens=1))
+    assert (drawn.token_ids, drawn.logprobs) == ((3,), ())
+    assert drawn.finish_reason is FinishReason.LENGTH
 
 
 async def test_an_answer_that_cannot_be_decoded_ends_its_request(endpoint: OpenAIEndpoint) -> None:
@@ -576,7 +584,7 @@ async def test_an_answer_that_cannot_be_decoded_ends_its_request(endpoint: OpenA
 async def test_log_probabilities_of_other_tokens_are_left_out(endpoint: OpenAIEndpoint) -> None:
     logprobs = {"token_logprobs": [-0.5]}
     endpoint.instead = event(token_ids=[3, 4], logprobs=logprobs, finish_reason="length")
-    _, drawn = await answered(endpoint, make_request(""))
+    _, drawn = await answered(endpoint, asking(num_logprobs=1))
     assert (drawn.token_ids, drawn.logprobs) == ((3, 4), ())
 
 
