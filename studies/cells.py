@@ -22,7 +22,7 @@ from headway.sim.network import NetworkParams
 from headway.sim.prompts import HASHED_TOKENS
 from headway.sim.spec import Autoscaling
 from headway.workload.arrivals import Bursts
-from studies.layouts import instances, topologies
+from studies.layouts import instances, set_ups, topologies
 from studies.recorded import AZURE_CHAT, AZURE_CODE, MOONCAKE, SERVEGEN, TraceFiles
 
 _HOST_TOKENS = 400_000
@@ -78,6 +78,11 @@ class Cell:
     def topologies(self) -> Sequence[str]:
         """Topologies of its GPUs; the autoscaler has pools."""
         return (self.initial,) if self.initial else topologies(self.num_instances)
+
+    @property
+    def set_ups(self) -> Sequence[str]:
+        """What every system chooses from: topologies, and chunks of unified instances."""
+        return set_ups(self.topologies)
 
 
 TRIPLE = Bursts(factor=3.0, length=10.0, share=0.25)

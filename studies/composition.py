@@ -64,7 +64,7 @@ def compare(seeds: Sequence[int], num_processes: int) -> Composition:
     """Measure saturation, choose topologies, and run all systems."""
     carried = saturation(measure, {SCENARIO: CELL.topologies}, num_processes)[SCENARIO]
     rates = {share: round(share * carried, 3) for share in SHARES}
-    places = {SCENARIO: (rates[_CHOSEN_AT], CELL.topologies)}
+    places = {SCENARIO: (rates[_CHOSEN_AT], CELL.set_ups)}
     owned = (*RIVALS, OURS, BY_LENGTH)
     chosen = best_topologies(measure, places, lambda _: owned, num_processes)
     best = {**chosen, **{(SCENARIO, stage): chosen[SCENARIO, OURS] for stage in STAGES}}

@@ -1,8 +1,8 @@
 """Orders in every regime: does anybody pay for what others gain?
 
-``cells`` says what the regimes are. Every system has its own best topology of the same GPUs. Loads
-are shares of what the plain deployment carries in its best one. Figures are by class
-(``headway.class_metrics``).
+``cells`` says what the regimes are. Every system has its own best topology of the same GPUs, and
+the best of some sizes of unified instances' passes. Loads are shares of what the plain deployment
+carries in its best one. Figures are by class (``headway.class_metrics``).
 
 A reader's request keeps its SLO if its QoE is at least 0.95 and it starts in time. A chat has 1 s
 to its first token. A reasoning request has 2 s, and 0.05 s for each reasoning token, to its first
@@ -107,7 +107,7 @@ def compare(
     """Compare all systems in some cells, against the plain deployment and the best of the rest."""
     cells = present(paper, cells)
     rates = rates_of(cells, num_processes)
-    places = {name: (rates[name], cell.topologies) for name, cell in cells.items()}
+    places = {name: (rates[name], cell.set_ups) for name, cell in cells.items()}
     best = best_topologies(measure, places, _systems_at, num_processes)
     jobs = [
         Job(name, system, rates[name], seed, best[name, system])

@@ -132,11 +132,11 @@ def find(places: Mapping[str, Cell], seeds: Sequence[int], num_processes: int) -
         (place, system, topology, TUNED): Search(0.8 * most[place])
         for place, cell in places.items()
         for system in SYSTEMS
-        for topology in cell.topologies
+        for topology in cell.set_ups
     }
     search(tried, LEVELS[:1], _COARSE, num_processes)
     ranked = {
-        (place, system): _ranked(tried, place, system, cell.topologies)
+        (place, system): _ranked(tried, place, system, cell.set_ups)
         for place, cell in places.items()
         for system in SYSTEMS
     }

@@ -1,11 +1,13 @@
 """Topologies of the same GPUs, by names such as ``2U`` and ``1P+2D+1C``: who does what.
 
-``U`` instances are unified, ``P`` prefill, ``D`` decode, ``C`` are convertible decoders.
+``U`` instances are unified, ``P`` prefill, ``D`` decode, ``C`` are convertible decoders. ``2U/512``
+are unified ones whose passes have 512 tokens at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from headway.cluster import Role
@@ -16,6 +18,9 @@ from headway.sim.worker import InstanceSpec
 _ROLES = MappingProxyType(
     {"U": Role.UNIFIED, "P": Role.PREFILL, "D": Role.DECODE, "C": Role.CONVERTIBLE}
 )
+
+_CHUNKS = (768, 512)
+"""Tokens of a pass that an operator tries where the profile's chunk delays readers."""
 
 
 def topologies(num_instances: int) -> Sequence[str]:
@@ -32,6 +37,12 @@ def topologies(num_instances: int) -> Sequence[str]:
     ]
 
 
+def set_ups(topologies: Sequence[str]) -> Sequence[str]:
+    """Return topologies, and then the unified ones with smaller chunks."""
+    unified = [each for each in topologies if not is_split(each)]
+    return [*topologies, *(f"{each}/{chunk}" for each in unified for chunk in _CHUNKS)]
+
+
 def is_split(topology: str) -> bool:
     """Return whether some instances only prefill."""
     return "P" in topology
@@ -39,6 +50,9 @@ def is_split(topology: str) -> bool:
 
 def instances(topology: str, prefill: Profile, others: Profile) -> Instances:
     """Return the instances of a topology, with the profile of prefillers and of all others."""
+    topology, _, chunk = topology.partition("/")
+    if chunk:
+        others = replace(others, chunk_tokens=min(int(chunk), others.chunk_tokens))
     parts = [(int(part[:-1]), _ROLES[part[-1]]) for part in topology.split("+")]
     return tuple(
         (InstanceSpec(role, prefill if role is Role.PREFILL else others), count)

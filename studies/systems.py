@@ -13,8 +13,9 @@ PLAIN, OURS = "vllm-like", "headway"
 CHATS_FIRST, DEADLINE = "chats-first", "slo-deadline"
 ORDERS = (CHATS_FIRST, DEADLINE)
 """Orders that take an afternoon, on the plain deployment."""
-RECENT = ("qoserve", "jitserve", "split", "lmetric")
-"""Orders of 2026 on the plain deployment, and a router for it."""
+ROUTED = "lmetric, qoserve"
+RECENT = ("qoserve", "jitserve", "split", "lmetric", ROUTED)
+"""Orders of 2026 on the plain deployment, a router for it, and that before the first of them."""
 SINGLES = ("sbs", "uniboost", "star", "pascal", "tokenscale")
 """Each paper alone."""
 RIVALS = (PLAIN, *ORDERS, *RECENT, *SINGLES)
@@ -34,6 +35,8 @@ def preset_of(system: str) -> Preset:
     """Return the policies of a system."""
     if system == BY_LENGTH:
         return PRESETS[OURS].but({}, {"batching": {"length_weight": _LENGTH_WEIGHT}})
+    if system == ROUTED:
+        return PRESETS["lmetric"].but({"batching": "qoserve"})
     if system not in (*PRESETS, *STAGES):
         return with_policies(PLAIN, params={"dispatch": {"rule": "least-kv"}}, batching=system)
     if system not in STAGES:

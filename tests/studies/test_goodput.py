@@ -14,7 +14,7 @@ from studies.best import TUNED, best_topologies, saturation
 from studies.cells import MIXED
 from studies.dominance import SYSTEMS
 from studies.goodput import LEVELS, Goodputs, Search
-from studies.layouts import instances, is_split, topologies
+from studies.layouts import instances, is_split, set_ups, topologies
 from studies.runs import Job, Row
 from studies.systems import OURS, PLAIN
 
@@ -33,6 +33,19 @@ def test_a_topology_has_all_gpus_in_its_roles(topology: str) -> None:
     assert any(kind.role is Role.PREFILL for kind, _ in kinds) is is_split(topology)
     for kind, _ in kinds:
         assert kind.profile is (prefill if kind.role is Role.PREFILL else others)
+
+
+def test_unified_instances_are_tried_with_smaller_chunks_too() -> None:
+    """An operator whose readers wait for others' prompts makes passes shorter first of all."""
+    tried = set_ups(topologies(2))
+    assert tried == ["2U", "1P+1D", "1P+1C", "2U/768", "2U/512"]
+    assert set_ups(["1P+4D"]) == ["1P+4D"]
+    profile = load_profile("qwen-32b-h100-96")
+    (kind, count), *others = instances("2U/512", profile, profile)
+    assert (kind.role, count, others) == (Role.UNIFIED, 2, [])
+    assert kind.profile == replace(profile, chunk_tokens=512)
+    small = replace(profile, chunk_tokens=256)
+    assert instances("2U/512", profile, small)[0][0].profile == small
 
 
 def _carries(job: Job) -> Row:

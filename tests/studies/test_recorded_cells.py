@@ -112,7 +112,7 @@ def test_every_system_has_its_own_best_topology(monkeypatch: pytest.MonkeyPatch)
     first, *_ = traces.reproduce([1], 1)
     assert (first.paper, first.against) == ("traces", PLAIN)
     for system in dominance.SYSTEMS:
-        assert any(f"({topology})" in first.note for topology in few.topologies)
+        assert any(f"({topology})" in first.note for topology in few.set_ups)
         assert f"{system} " in first.note
 
 
