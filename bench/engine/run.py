@@ -9,15 +9,17 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+from bench.runner.comparison import LiveComparison, Measurement
 from bench.runner.processes import install
+from bench.runner.started import LiveTarget
+from bench.runner.verdict import Figure
 from headway.errors import Code, HeadwayError, invalid, require_between
 from results.output import num_cores
 from services.local.tether import tethered
@@ -45,13 +47,12 @@ class EnginePlan:
     concurrency: tuple[int, ...]
     num_prompt: int
     num_output: int
-    num_rounds: int
     num_threads: int
     engines: tuple[str, ...]
     peers_dir: Path
     installs: bool
     ours: str = OURS
-    """The contender that all ratios are of."""
+    """The contender that all others are compared with."""
 
     @staticmethod
     def of(args: argparse.Namespace) -> EnginePlan:
@@ -70,7 +71,6 @@ class EnginePlan:
             concurrency=_sizes(args.concurrency),
             num_prompt=args.prompt,
             num_output=args.output,
-            num_rounds=args.rounds,
             num_threads=args.threads or num_cores(),
             engines=engines,
             peers_dir=args.peers_dir,
@@ -89,76 +89,54 @@ def _sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
-@dataclass(frozen=True, slots=True)
-class EngineFigure:
-    """Medians over the rounds; a ratio is our speed over theirs in the same round."""
+class EngineComparison(LiveComparison):
+    """Engines that are all loaded, and run the same prompts, a round one after the other."""
 
-    engine: str
-    version: str
-    concurrency: int
-    decode_tokens_per_s: float
-    decode_ratio: float
-    prefill_tokens_per_s: float
-    prefill_ratio: float
-    peak_bytes: int
+    figures = (
+        Figure("decode", "decode tokens/s", 1.0, more_is_better=True),
+        Figure("prefill", "prefill tokens/s", 1.0, more_is_better=True),
+        Figure("peak_gib", "peak memory, GiB", 0.05),
+    )
+    stay_up = True
+    takes_median = True
 
+    def __init__(self, plan: EnginePlan, model: str) -> None:
+        super().__init__()
+        self._plan, self._model = plan, model
+        self._engines: dict[str, _Engine] = {}
+        self.systems = (plan.ours, *plan.engines)
+        self.optional = plan.engines
+        self._sizes = {f"{size} at once": size for size in plan.concurrency}
+        self.regimes = tuple(self._sizes)
 
-@dataclass(frozen=True, slots=True)
-class _Round:
-    decode: float
-    prefill: float
-    peak_bytes: int
+    @asynccontextmanager
+    async def serve(self, system: str) -> AsyncIterator[LiveTarget]:
+        """Load an engine in a process of its own."""
+        program, why = _program(system, self._plan, self.console.print)
+        if why:
+            raise HeadwayError(Code.UNAVAILABLE, why)
+        self.console.print(f"loading {system}")
+        with _started(system, program, self._model, self._plan) as engine:
+            self._engines[system] = engine
+            yield LiveTarget("")
 
+    async def prepare(self, system: str, target: LiveTarget, seed: int) -> None:
+        """Run a round that does not count."""
+        for regime in self.regimes:
+            await self.measure(system, target, regime, 0)
 
-def measure(plan: EnginePlan, say: Say) -> tuple[list[EngineFigure], dict[str, str]]:
-    """Return all figures, and why an engine is left out."""
-    left_out: dict[str, str] = {}
-    with ExitStack() as stack:
-        model = stack.enter_context(model_of(plan, say))
-        engines: list[_Engine] = []
-        for name in (plan.ours, *plan.engines):
-            program, why = _program(name, plan, say)
-            try:
-                if why:
-                    raise HeadwayError(Code.UNAVAILABLE, why)
-                say(f"loading {name}")
-                engines.append(stack.enter_context(_started(name, program, model, plan)))
-            except HeadwayError as error:
-                if name == plan.ours:
-                    raise
-                left_out[name] = error.message
-        figures = [each for size in plan.concurrency for each in _measure(engines, size, plan, say)]
-    return figures, left_out
+    async def measure(self, system: str, target: LiveTarget, regime: str, seed: int) -> Measurement:
+        """Run a round."""
+        plan, engine, size = self._plan, self._engines[system], self._sizes[regime]
+        rng = random.Random(f"{size}/{seed}")
+        prompts = [rng.choices(range(_VOCABULARY), k=plan.num_prompt) for _ in range(size)]
+        figures = engine.run(prompts, plan.num_output)
+        return Measurement(figures, details={"version": engine.version})
 
-
-def _measure(
-    engines: Sequence[_Engine], size: int, plan: EnginePlan, say: Say
-) -> Iterator[EngineFigure]:
-    rng = random.Random(size)
-    rounds: dict[str, list[_Round]] = {engine.name: [] for engine in engines}
-    for number in range(plan.num_rounds + 1):
-        prompts = [
-            [rng.randrange(_VOCABULARY) for _ in range(plan.num_prompt)] for _ in range(size)
-        ]
-        turn = number % len(engines)
-        for engine in (*engines[turn:], *engines[:turn]):  # so that each is first in turn
-            timed_round = engine.run(prompts, plan.num_output)
-            if number:  # round 0 warms up
-                rounds[engine.name].append(timed_round)
-        say(f"{size} requests: round {number} of {plan.num_rounds}")
-    ours = rounds[plan.ours]
-    for engine in engines:
-        own = rounds[engine.name]
-        yield EngineFigure(
-            engine=engine.name,
-            version=engine.version,
-            concurrency=size,
-            decode_tokens_per_s=median(each.decode for each in own),
-            decode_ratio=median(a.decode / b.decode for a, b in zip(ours, own, strict=True)),
-            prefill_tokens_per_s=median(each.prefill for each in own),
-            prefill_ratio=median(a.prefill / b.prefill for a, b in zip(ours, own, strict=True)),
-            peak_bytes=max(each.peak_bytes for each in own),
-        )
+    def packed(self) -> Mapping[str, Any]:
+        """Return the plan."""
+        plan = asdict(self._plan)
+        return {"plan": {**plan, "peers_dir": str(plan["peers_dir"])}}
 
 
 # --- processes ------------------------------------------------------------------------
@@ -173,17 +151,17 @@ class _Engine:
         self._log = log
         self.version = str(self._answer()["version"])
 
-    def run(self, prompts: Sequence[Sequence[int]], num_output: int) -> _Round:
+    def run(self, prompts: Sequence[Sequence[int]], num_output: int) -> dict[str, float]:
         """Time prefill alone, then all; the difference is decoding."""
         prefill = self._ask(prompts, 1)
         whole = self._ask(prompts, num_output)
         decoding = whole["seconds"] - prefill["seconds"]
         num_decoded = len(prompts) * (num_output - 1)
-        return _Round(
-            decode=num_decoded / max(decoding, 1e-9),
-            prefill=len(prompts) * len(prompts[0]) / prefill["seconds"],
-            peak_bytes=whole["peak_bytes"],
-        )
+        return {
+            "decode": num_decoded / max(decoding, 1e-9),
+            "prefill": len(prompts) * len(prompts[0]) / prefill["seconds"],
+            "peak_gib": whole["peak_bytes"] / 2**30,
+        }
 
     def _ask(self, prompts: Sequence[Sequence[int]], num_output: int) -> dict[str, Any]:
         assert self._process.stdin is not None, "it was started with pipes"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from bench.engine.run import OWN_ENGINES, EngineFigure, EnginePlan, measure, model_of
+from bench.engine.run import OWN_ENGINES, EngineComparison, EnginePlan, model_of
+from bench.runner.comparison import compare
 from cli.options import add_json, add_model, require_ranges
 from results.output import make_table, write_json
 
@@ -22,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Register the options."""
     parser.description = (
         "Every engine is loaded in a process of its own; in each round all of them "
-        "run the same prompts, one after the other. Ratios are medians over the rounds."
+        "run the same prompts, one after the other. Figures are medians over the rounds."
     )
     add = parser.add_argument
     add_model(parser, "a folder, or 0.5b")
@@ -53,46 +55,9 @@ def run(args: argparse.Namespace) -> int:
         _print_where(rows)
         write_json(args.json, [asdict(row) for row in rows])
         return 0
-    figures, left_out = measure(plan, say=lambda text: print(text, flush=True))
-    _print(plan.concurrency, figures)
-    for name, why in left_out.items():
-        print(f"left out: {name}: {why}")
-    packed = {
-        "model": plan.model,
-        "dtype": plan.dtype,
-        "threads": plan.num_threads,
-        "prompt_tokens": plan.num_prompt,
-        "output_tokens": plan.num_output,
-        "rounds": plan.num_rounds,
-        "left_out": left_out,
-        "figures": [asdict(figure) for figure in figures],
-    }
-    write_json(args.json, packed)
-    return 0
-
-
-def _print(concurrency: Sequence[int], figures: Sequence[EngineFigure]) -> None:
-    titles = ("engine", "requests", "decode tok/s", "ours ×", "prefill tok/s", "ours ×", "peak GiB")
-    table = make_table(titles, ())
-    for size in concurrency:
-        for row in _rows(each for each in figures if each.concurrency == size):
-            table.add_row(*row)
-        table.add_section()
-    Console().print(table)
-    Console().print("ours ×: how many times as fast Headway was, the median of the rounds")
-
-
-def _rows(figures: Iterable[EngineFigure]) -> Iterator[tuple[str, ...]]:
-    for figure in figures:
-        yield (
-            figure.engine,
-            str(figure.concurrency),
-            f"{figure.decode_tokens_per_s:,.0f}",
-            f"{figure.decode_ratio:.2f}",
-            f"{figure.prefill_tokens_per_s:,.0f}",
-            f"{figure.prefill_ratio:.2f}",
-            f"{figure.peak_bytes / 2**30:.2f}",
-        )
+    with model_of(plan, say=print) as model:
+        rounds = range(1, args.rounds + 1)
+        return asyncio.run(compare(EngineComparison(plan, model), rounds, args.json)).status
 
 
 def _print_where(splits: Sequence[PassSplit]) -> None:

@@ -11,7 +11,7 @@ from services.runtime.rooms import ROOMS
 
 
 def test_vllm_does_not_inherit_our_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = run.EnginePlan("m", "float32", (1,), 8, 8, 1, 2, ("vllm",), Path("run"), False)
+    plan = run.EnginePlan("m", "float32", (1,), 8, 8, 2, ("vllm",), Path("run"), False)
     monkeypatch.setenv("PYTHONPATH", str(ROOMS))
     assert "PYTHONPATH" not in run._environment("vllm", plan)
     assert str(ROOMS) in run._environment("generate", plan)["PYTHONPATH"]
@@ -21,7 +21,7 @@ def test_vllm_does_not_inherit_our_packages(monkeypatch: pytest.MonkeyPatch) -> 
 def test_vllm_under_headways_core_is_left_out_where_it_is_not_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plan = run.EnginePlan("m", "float32", (1,), 8, 8, 1, 2, (), Path("run"), False)
+    plan = run.EnginePlan("m", "float32", (1,), 8, 8, 2, (), Path("run"), False)
     monkeypatch.setattr(run, "find_spec", lambda name: None)
     for name in ("headway-vllm", "vllm-core"):
         assert "docs/engines.md" in run._program(name, plan, print)[1]
