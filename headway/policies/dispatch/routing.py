@@ -1,7 +1,8 @@
 """Routers that send each request at once to one unit: the field's, to compare with.
 
 They choose by what units owe and hold, and hold nothing back. A unit without blocks for the prompt
-is no candidate; real routers let it queue at the engine, which comes to the same.
+is no candidate, and those behind the request are looked at. Real routers let it queue at the
+engine, where it holds up who comes behind it and the order decides (``docs/reproduce.md``).
 """
 
 from __future__ import annotations
