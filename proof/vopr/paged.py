@@ -7,7 +7,7 @@ the way changes the context, and with it every later token.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -20,6 +20,8 @@ END_OF_REASONING = 260
 _DRAWN_AS_END = 7
 _VOCABULARY = 50
 _NEVER_WRITTEN = -1
+Draw = Callable[[Sequence[int]], int]
+"""Draws the next token of a context."""
 
 
 def next_token(context: Sequence[int]) -> int:
@@ -42,10 +44,13 @@ def answer_to(prompt: Sequence[int], most: int) -> tuple[int, ...]:
 class PagedEngine:
     """The memory of one worker's life: its blocks on the device and in host memory."""
 
-    def __init__(self, num_blocks: int, num_host_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, num_blocks: int, num_host_blocks: int, block_size: int, draw: Draw = next_token
+    ) -> None:
         self.block_size = block_size
-        self._device = [[_NEVER_WRITTEN] * block_size for _ in range(num_blocks)]
-        self._host = [[_NEVER_WRITTEN] * block_size for _ in range(num_host_blocks)]
+        self._draw = draw
+        self._device = {n: [_NEVER_WRITTEN] * block_size for n in range(num_blocks)}
+        self._host = {n: [_NEVER_WRITTEN] * block_size for n in range(num_host_blocks)}
         self._drawn: dict[StreamKey, int] = {}  # by the last pass
 
     def failed(self) -> None:
@@ -93,7 +98,7 @@ class PagedEngine:
         context: list[int] = []
         for block in table[: -(-stop // size)]:
             context += self._device[block]
-        return next_token(context[:stop])
+        return self._draw(context[:stop])
 
     @staticmethod
     def _hidden(items: Sequence[PassItem]) -> HiddenStates | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-
-import numpy as np
+from dataclasses import replace
 
 from headway.core.worker.core import WorkerCore
 from headway.core.worker.events import (
@@ -24,9 +23,10 @@ from headway.core.worker.events import (
     WorkerAction,
     WorkerEvent,
 )
-from headway.forward_pass import PENDING, ForwardPass, HiddenStates, PassItem, PassResult, Sampled
+from headway.forward_pass import PENDING, ForwardPass, PassItem, PassResult
 from headway.messages import KvHeader
 from headway.request import StreamKey
+from proof.vopr.paged import PagedEngine
 
 EOS = 0
 
@@ -47,85 +47,37 @@ def expected_output(prompt: Sequence[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-class PagedFake:
-    """Runs passes of one worker over a dict of (block, offset) -> token id.
+class PagedFake(PagedEngine):
+    """Runs passes of one worker, with as many blocks as are named.
 
     Blocks that are swapped out lose what they held, unless they may be ``shared``.
     """
 
     def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
+        super().__init__(0, 0, block_size, next_token)
+        self._device = defaultdict(self._unwritten)
+        self._host = defaultdict(self._unwritten)
         self.shared = False
-        self.memory: dict[tuple[int, int], int] = {}
-        self.host: dict[int, list[int | None]] = {}  # by host block
-        self.drawn: dict[StreamKey, int] = {}  # by the last pass
         self.is_late: Callable[[PassItem], bool] = lambda item: False
         self._late: set[StreamKey] = set()  # in the last pass
 
-    def run(self, forward_pass: ForwardPass) -> PassResult:
-        for swap in forward_pass.swapped_out:
-            self.write_host(swap.host_blocks, self.read(swap.blocks))
-            if not self.shared:
-                self.write(swap.blocks, [None] * (len(swap.blocks) * self.block_size))
-        for swap in forward_pass.saved:
-            self.write_host(swap.host_blocks, self.read(swap.blocks))
-        for swap in forward_pass.swapped_in:
-            self.write(swap.blocks, self.read_host(swap.host_blocks))
-        before = self._late
-        self._late = {x.key for x in forward_pass.items if x.sample and self.is_late(x)}
-        sampled = tuple(
-            Sampled(item.key, token)
-            for item in forward_pass.items
-            if not (item.key in before and PENDING in item.token_ids)
-            if (token := self._compute(item)) is not None and item.key not in self._late
-        )
-        self.drawn = {each.key: each.token_id for each in sampled}
-        hidden = self._hidden([forward_pass.items[place] for place in forward_pass.hidden])
-        late = tuple(sorted(self._late))
-        return PassResult(forward_pass.pass_id, 0.01, sampled, hidden, late=late)
+    def _unwritten(self) -> list[int]:
+        return [-1] * self.block_size
 
-    def _hidden(self, items: Sequence[PassItem]) -> HiddenStates | None:
-        """A state says at which position it was computed."""
-        if not items:
-            return None
-        positions = [[item.start + len(item.token_ids) - 1] for item in items]
-        return HiddenStates(tuple(item.key for item in items), np.array(positions, np.float16))
-
-    def _compute(self, item: PassItem) -> int | None:
-        size = self.block_size
-        for offset, token in enumerate(item.token_ids):
-            if token == PENDING:
-                token = self.drawn[item.key]
-            position = item.start + offset
-            self.memory[item.block_table[position // size], position % size] = token
-        if not item.sample:
-            return None
-        stop = item.start + len(item.token_ids)
-        context = [self.memory[item.block_table[p // size], p % size] for p in range(stop)]
-        return next_token(context)
-
-    def read(self, blocks: Sequence[int]) -> list[int | None]:
-        return [self.memory.get((b, o)) for b in blocks for o in range(self.block_size)]
-
-    def read_host(self, blocks: Sequence[int]) -> list[int | None]:
-        return [token for block in blocks for token in self.host[block]]
-
-    def write_host(self, blocks: Sequence[int], tokens: Sequence[int | None]) -> None:
-        size = self.block_size
-        for n, block in enumerate(blocks):
-            self.host[block] = list(tokens[n * size : (n + 1) * size])
-
-    def write_at(self, block: int, offset: int, token: int | None) -> None:
-        assert token is not None, "what is sent has been computed"
-        self.memory[block, offset] = token
-
-    def write(self, blocks: Sequence[int], tokens: Sequence[int | None]) -> None:
-        slots = [(b, o) for b in blocks for o in range(self.block_size)]
-        for slot, token in zip(slots, tokens, strict=True):
-            if token is None:
-                self.memory.pop(slot, None)
-            else:
-                self.memory[slot] = token
+    def run(self, forward_pass: ForwardPass, seconds: float = 0.01) -> PassResult:
+        self.begin(forward_pass)
+        if not self.shared:
+            for block in (each for swap in forward_pass.swapped_out for each in swap.blocks):
+                self._device[block] = self._unwritten()
+        self.bring_back(forward_pass)
+        before, items = self._late, forward_pass.items
+        self._late = {x.key for x in items if x.sample and self.is_late(x)}
+        known = tuple(x for x in items if not (x.key in before and PENDING in x.token_ids))
+        done = super().run(replace(forward_pass, items=known, hidden=()), seconds)
+        sampled = tuple(each for each in done.sampled if each.key not in self._late)
+        self._drawn = {each.key: each.token_id for each in sampled}
+        hidden = self._hidden([items[place] for place in forward_pass.hidden])
+        return replace(done, sampled=sampled, hidden=hidden, late=tuple(sorted(self._late)))
 
 
 class WorkerHarness:
@@ -201,13 +153,14 @@ def transfer(
     if key in source.stopped:  # its blocks may be another's by now
         break_off(source, target, start)
         return False
-    tokens = model.read_host(start.host_blocks) if start.host_blocks else model.read(start.blocks)
+    is_host = bool(start.host_blocks)
+    tokens = model.read(start.host_blocks or start.blocks, from_host=is_host)
     question: KvOffered | KvContinued
     if start.first_token:
         new = output[source.num_told[key] :]
         question = KvContinued(key, start.num_computed_tokens, new)
     else:
-        shape, handoff = (1, 2, len(tokens), 1, 1), start.handoff
+        shape, handoff = (1, 2, len(tokens) // 4, 1, 1), start.handoff
         header = KvHeader(
             *(start.request, handoff.target_unit, start.num_computed_tokens, 0, 1, "int", shape),
             fencing_token=handoff.fencing_token,
@@ -232,16 +185,11 @@ def transfer(
     return True
 
 
-def _copy(
-    start: StartTransfer, tokens: Sequence[int | None], answer: AcceptKv, model: PagedFake
-) -> None:
-    size = model.block_size
-    for place in range(start.first_token, start.num_computed_tokens):
-        if answer.host_blocks:
-            block = answer.host_blocks[place // size]
-            model.host.setdefault(block, [None] * size)[place % size] = tokens[place]
-        else:
-            model.write_at(answer.blocks[place // size], place % size, tokens[place])
+def _copy(start: StartTransfer, tokens: bytes, answer: AcceptKv, model: PagedFake) -> None:
+    first, stop, is_host = start.first_token, start.num_computed_tokens, bool(answer.host_blocks)
+    assert b"\xff" * 4 not in tokens[4 * first : 4 * stop], "what is sent has been computed"
+    rest = tokens[4 * (first - first % model.block_size) :]
+    model.write(answer.host_blocks or answer.blocks, rest, first, stop, to_host=is_host)
 
 
 def break_off(source: WorkerHarness, target: WorkerHarness, start: StartTransfer) -> None:

@@ -75,7 +75,7 @@ class Pair(WorkerPair):
         keys = (tuple(copies), tuple(blamed), ())[which % 3]
         if which % 3 == 1:  # who blames a request has made the copies
             worker.model.run(failed)
-        worker.model.drawn = {}
+        worker.model.failed()
         self.gone.update(item.key.stream_id for item in failed.items)
         self.gone.update(key.stream_id for key in copies)
         worker.post(PassFailed(failed.pass_id, keys, "out of memory"))
