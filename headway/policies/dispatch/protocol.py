@@ -233,9 +233,6 @@ class Dispatching(ABC):
     holds_back: ClassVar[bool] = True
     """True if requests wait in the window while no instance is ready for them."""
 
-    reads_prefixes: ClassVar[bool] = False
-    """True if it asks ``matches`` who holds beginnings of a prompt."""
-
     reads_phases: bool = False
     """True if it reads ``is_on_schedule``, which workers have to report."""
 

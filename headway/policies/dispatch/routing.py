@@ -65,7 +65,6 @@ Cost = Callable[[RoutedUnit], float]
 class Routing(Dispatching):
     """Dispatch of each request, by order of arrival, to the unit that the rule chooses."""
 
-    reads_prefixes: ClassVar[bool] = True
     holds_back: ClassVar[bool] = False
     rule: ClassVar[str]
     """The rule's name in decisions."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from heapq import heappop, heapreplace
 from itertools import islice
 from math import inf
-from typing import ClassVar
 
 from headway.bounds import between
 from headway.cluster import Role, UnitId
@@ -75,8 +74,6 @@ class _Look:
 
 class WarmStaggeredBatch(StaggeredBatch):
     """SBS whose turns leave out requests that wait for their own unit."""
-
-    reads_prefixes: ClassVar[bool] = True
 
     def __init__(self, params: SbsWarmParams | None = None) -> None:
         params = params or SbsWarmParams()

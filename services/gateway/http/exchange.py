@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import NamedTuple, Protocol
 
 from headway.errors import HeadwayError
-
-Headers = Iterable[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
