@@ -7,7 +7,6 @@ import argparse
 import pytest
 
 from cli.bench import cpu
-from headway.errors import HeadwayError
 from services.local.options import PolicyOptions
 
 
@@ -33,9 +32,3 @@ def test_time_a_token_is_by_kind_of_process_and_of_all() -> None:
     assert found == pytest.approx({"gateway": 200, "decode": 800, "all": 1000})
     rows = {each.name for each in cpu.CpuComparison(parsed(), [PolicyOptions("a")]).figures}
     assert found.keys() <= rows
-
-
-@pytest.mark.parametrize("given", [["--presets", "headway"], ["--rate", "0"], ["--decode", "99"]])
-def test_what_cannot_be_measured_is_refused(given: list[str]) -> None:
-    with pytest.raises(HeadwayError):
-        cpu.run(parsed(*given))

@@ -50,23 +50,11 @@ def test_a_trace_runs_with_random_tokens_at_its_lengths(url: str, tmp_path: Path
     assert written["config"]["notes"] == ["the trace runs at 50 times its speed"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--rate", "1", "--slo", "speed=1"), "slo is 'speed=1'"),
-        (("--rate", "1", "--timeout", "0"), "--timeout is 0.0"),
-        (("--rate", "1", "--max-tokens", "0"), "--max-tokens is 0"),
-        (("--rate", "1", "--temperature", "3"), "--temperature is 3.0"),
-        (("--rate", "1", "--warmup", "-1"), "--warmup is -1"),
-        (("--rate", "1", "--burstiness", "0"), "--burstiness is 0.0"),
-        (("--rate", "0"), "--rate is 0.0"),
-        ((), "--rate"),
-    ],
-)
-def test_wrong_flags_are_refused_with_the_way_out(
+@pytest.mark.parametrize(("flags", "said"), [(("--rate", "0"), "--rate is 0.0"), ((), "--rate")])
+def test_a_run_has_a_rate(
     url: str, flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench("--url", url, *flags) == (1 if said.startswith("nothing answers") else 2)
+    assert bench("--url", url, *flags) == 2
     assert said in capsys.readouterr().err
 
 

@@ -259,30 +259,6 @@ def test_a_pair_tells_when_the_machine_changed() -> None:
     assert a_pair().drift == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("presets", ["sbs", "sbs,sbs", "sbs,fast", "sbs,headway,sbs"])
-def test_fewer_than_two_known_presets_are_refused(presets: str) -> None:
-    with pytest.raises(HeadwayError, match="preset"):
-        demo.run(parsed("--presets", presets))
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--for", "0s"),
-        ("--for", "2h"),
-        ("--num-requests", "3"),
-        ("--warm-up", "1"),
-        ("--max-running", "0"),
-        ("--decode", "0"),
-        ("--seeds", "0"),
-        ("--seeds", "1,1"),
-    ],
-)
-def test_what_is_out_of_bounds_is_refused_before_anything_starts(flag: str, value: str) -> None:
-    with pytest.raises(HeadwayError, match=flag):
-        demo.run(parsed(flag, value))
-
-
 def test_the_load_of_a_pair_is_a_share_of_what_its_clusters_carry_on_average() -> None:
     pair = a_pair()
     pair.capacities["b"] = replace(pair.capacities["b"], alone=Alone(0.04, 0.003))

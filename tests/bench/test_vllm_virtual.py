@@ -11,7 +11,6 @@ import pytest
 
 from bench.vllm.mix import MixArrival, read_mix, spaced
 from bench.vllm.virtual import FIGURES, figures_of
-from cli import main
 from headway.errors import HeadwayError
 
 
@@ -63,21 +62,3 @@ def test_figures_are_by_kind_and_a_kind_that_is_not_there_has_none() -> None:
     assert (found["tokens_per_s"], found["num_preemptions"]) == (5.0, 1.0)
     assert {figure.name for figure in FIGURES} <= set(found)
     assert not any(name.startswith("long") for name in figures_of([chat], Run(run.served[:1], 1)))
-
-
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        (["--long", "1.5"], "--long"),
-        (["--loads", "much"], "--loads"),
-        (["--unread", "2"], "--unread"),
-        (["--set", "batching.nothing=1"], "nothing"),
-        (["--profile", "no such card"], "no such card"),
-        (["--seeds", "x"], "--seeds"),
-    ],
-)
-def test_a_wrong_option_is_refused_by_name(
-    capsys: pytest.CaptureFixture[str], given: list[str], named: str
-) -> None:
-    assert main(["bench", "vllm", "--virtual", *given]) != 0
-    assert named in capsys.readouterr().err

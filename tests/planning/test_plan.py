@@ -302,17 +302,6 @@ def test_the_command_plans_from_a_trace(tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads(table.read_text())["gpus"] >= 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--presets", "pascal"], "batching pascal"),
-        (["--presets", "none"], "preset is 'none'"),
-        (["--max-gpus", "0"], "--max-gpus"),
-        (["--slo", "itl=1"], "--slo"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused(
-    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", "--trace", "chat-and-reasoning", *arguments]) != 0
-    assert reason in capsys.readouterr().err
+def test_an_order_that_views_do_not_have_is_not_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--trace", "chat-and-reasoning", "--presets", "pascal"]) == 1
+    assert "batching pascal" in capsys.readouterr().err
