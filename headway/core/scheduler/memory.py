@@ -49,8 +49,11 @@ class LeaderMemory:
         self._until = now + self._state.settings.graces.memory
 
     def take(self, key: StreamKey) -> SavedRequest | None:
-        """Remove and return the record of a request that is tracked from now on."""
-        return self._saved.pop(key, None)
+        """Remove and return the record of a request that is tracked, or refused, from now on."""
+        saved = self._saved.pop(key, None)
+        if saved is not None:
+            self._state.changed(key)  # the store has it yet
+        return saved
 
     # --- requests that an unheard worker may hold -------------------------------------
 

@@ -112,6 +112,19 @@ def test_what_was_refused_at_once_is_not_written_down() -> None:
     assert len(leader.persists()) == num_writes
 
 
+def test_the_record_of_a_request_that_waits_for_too_long_under_the_next_leader_is_dropped() -> None:
+    leader = Successive()
+    leader.connect(make_info("w", Role.UNIFIED))
+    leader.submit(1, deadline_at=3.0)
+    following = Successive(leader)
+    assert key(1) in following.saved()
+    following.submit(1, deadline_at=3.0)  # it waits for the worker's report
+    following.wait(2.5)
+    following.connect(make_info("w", Role.UNIFIED))
+    assert following.rejected()[0].code is Code.DEADLINE_EXCEEDED
+    assert key(1) not in following.saved()
+
+
 def test_nothing_is_written_down_unless_asked_for() -> None:
     harness = SchedulerHarness()
     harness.connect(make_info("w", Role.UNIFIED))
