@@ -61,6 +61,8 @@ class Lost:
     """True if their worker had taken them, and died or cannot be reached."""
     process_id: str = ""
     """The process that has died or cannot be reached, "" if it is not known."""
+    worker_id: str = ""
+    """The worker whose process that is, "" if it is not said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -603,11 +603,14 @@ class Lost(_message.Message):
     KEYS_FIELD_NUMBER: _builtins.int
     DIED_FIELD_NUMBER: _builtins.int
     PROCESS_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     died: _builtins.bool
     """their worker had taken them, and died or cannot be reached"""
     process_id: _builtins.str
     """the worker's, as it described itself; empty: unknown"""
+    worker_id: _builtins.str
+    """empty: unknown"""
     @_builtins.property
     def keys(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamRef]: ...
     def __init__(
@@ -617,10 +620,11 @@ class Lost(_message.Message):
         keys: _abc.Iterable[_common_pb2.StreamRef] | None = ...,
         died: _builtins.bool = ...,
         process_id: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["died", b"died", "keys", b"keys", "process_id", b"process_id", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["died", b"died", "keys", b"keys", "process_id", b"process_id", "reason", b"reason", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -216,7 +216,7 @@ class Term:
                 code=answer.code.value,
                 reason=answer.message,
             )
-        elif isinstance(answer, Lost):
+        elif isinstance(answer, Lost) and answer.keys:
             self._log.warning("lost", num_requests=len(answer.keys), reason=answer.reason)
 
     def _log_decision(self, decision: Decision) -> None:

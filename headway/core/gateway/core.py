@@ -80,7 +80,7 @@ class GatewayCore:
     @property
     def next_wakeup(self) -> float | None:
         """Instant of the next deadline, resubmission, timeout or due token."""
-        instants = (self.streams.requests.next_at, self.pacers.next_at)
+        instants = (self.streams.next_at, self.pacers.next_at)
         return min((at for at in instants if at is not None), default=None)
 
     @property
@@ -129,6 +129,7 @@ class GatewayCore:
     def wake(self, *, now: float) -> Sequence[GatewayAction]:
         """End requests past their deadline; go on with those whose stage has lasted long enough."""
         self.streams.deliver(self.pacers.release(now=now))
+        self.streams.refuse_causes(now)
         for state in self.streams.requests.pop_due(now):
             if state.request.deadline_at <= now:
                 self._on_deadline(state, now)
@@ -230,8 +231,10 @@ class GatewayCore:
 
     def _on_lost(self, lost: Lost, now: float) -> None:
         had = self.streams.attempted(*lost.keys)
-        guilty = self.streams.suspects.lost(had, lost.process_id) if lost.died else ()
-        self.streams.retry_all(had, guilty, lost.reason, now)
+        if lost.died:
+            self.streams.suspects.lost(had, lost.worker_id, lost.process_id, now)
+        for state in had:
+            self.streams.retry(state, lost.reason, now)
 
     # --- the workers ------------------------------------------------------------------
 
@@ -275,7 +278,9 @@ class GatewayCore:
         These are the ones that the worker has sent nothing since: it may have been dead already
         when they were placed there, and the scheduler knows whether it had taken them.
         """
-        worker_id, suspects, had = event.worker_id, self.streams.suspects, []
+        worker_id, suspects = event.worker_id, self.streams.suspects
+        had: list[OpenRequest] = []
+        others: list[OpenRequest] = []
         for state in self.streams.requests:
             if state.worker_id != worker_id:
                 continue
@@ -283,5 +288,7 @@ class GatewayCore:
                 had.append(state)
             else:
                 self.streams.orphan(state, now)
-        guilty = suspects.detached(worker_id, event.process_id, had)
-        self.streams.retry_all(had, guilty, _BROKEN.format(worker_id), now)
+                others.append(state)
+        suspects.detached(worker_id, event.process_id, had, others, now)
+        for state in had:
+            self.streams.retry(state, _BROKEN.format(worker_id), now)

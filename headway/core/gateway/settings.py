@@ -33,6 +33,11 @@ class GatewaySettings:
     """Attempts without progress."""
     max_deaths: int = 2
     """Deaths of its workers that make a request suspect (``attempts``)."""
+    death_patience: float = 5.0
+    """Seconds in which a process that was cut off, and lives, is reached again.
+
+    A link pauses for 2 s at most before it tries to, and takes 2 s.
+    """
     max_failures: int = 2
     """Attempts that a worker may fail to compute."""
     first_backoff: float = 0.05

@@ -50,6 +50,21 @@ class Death(NamedTuple):
     is_told: bool
     """True if the scheduler has said it, False if the token stream broke."""
 
+    @property
+    def process(self) -> str:
+        """Its name, or that of its worker if it has none."""
+        return self.process_id or self.worker_id
+
+    def is_told_by(self, other: Death) -> bool:
+        """Return whether ``other`` is another word on the same death.
+
+        Where one of the two does not name the process, a broken stream and the scheduler's next
+        word on its worker are one death.
+        """
+        if self.process_id and other.process_id:
+            return self.process_id == other.process_id
+        return self.worker_id == other.worker_id and other.is_told and not self.is_told
+
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
@@ -89,6 +104,8 @@ class OpenRequest:
     """Attempts since it last made progress."""
     deaths: list[Death] = field(default_factory=list)
     """Deaths of its workers since it last made progress."""
+    last_loss: str = ""
+    """Why its last attempt failed."""
     num_tokens_before: int = 0
     """Output tokens at the last failed attempt."""
     num_failures: int = 0

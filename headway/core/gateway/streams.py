@@ -6,7 +6,7 @@ as NEW. It ends at any stage: complete, refused, failed, at its deadline, or whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from math import inf
 
@@ -75,7 +75,7 @@ class Streams:
         sessions: Sessions,
     ) -> None:
         self.requests = OpenRequests()
-        self.suspects = Suspects(self.requests, settings.max_deaths)
+        self.suspects = Suspects(self.requests, settings.max_deaths, settings.death_patience)
         self.actions: list[GatewayAction] = []
         self.is_connected = False  # to a scheduler leader
         self.num_waiting = 0  # open requests without a token so far
@@ -96,6 +96,12 @@ class Streams:
         elif after is not state.stage:
             state.due_at = inf
         state.stage = after
+
+    @property
+    def next_at(self) -> float | None:
+        """The earliest instant at which a stream needs attention."""
+        instants = (self.requests.next_at, self.suspects.next_at)
+        return min((at for at in instants if at is not None), default=None)
 
     # --- to the scheduler -------------------------------------------------------------
 
@@ -173,6 +179,7 @@ class Streams:
         """Start a new attempt after the tokens so far, unless there were too many attempts."""
         forgive(state)
         state.num_tries += 1
+        state.last_loss = reason
         most, longest = self._settings.max_attempts, self._settings.longest_backoff
         if state.num_tries >= most:
             text = f"the request failed {most} times, the most allowed; the last time: {reason}"
@@ -189,25 +196,21 @@ class Streams:
         else:
             self._advance(state, StreamEvent.SUSPECTED)
 
-    def retry_all(
-        self, had: Iterable[OpenRequest], guilty: Sequence[OpenRequest], reason: str, now: float
-    ) -> None:
-        """Try the requests of a dead worker again, except those that seem to have killed it."""
-        for state in guilty:
+    def refuse_causes(self, now: float) -> None:
+        """Try those no more that seem to have killed their workers."""
+        for state in self.suspects.judge(now):
             text = (
                 f"the workers that ran this request died {len(state.deaths)} times, and other "
-                f"requests are not the cause: it is not tried again; the last time: {reason}"
+                "requests are not the cause: it is not tried again; the last time: "
+                f"{state.last_loss}"
             )
             self.fail(state, HeadwayError(Code.INTERNAL, text), now)
-        for state in had:
-            if state not in guilty:
-                self.retry(state, reason, now)
 
     def try_next_suspect(self, now: float) -> None:
         """Let the next suspect run, once the one before has ended or progressed."""
-        state = self.suspects.next()
-        if state is not None and state.stage is StreamStage.SUSPECTED:
-            self._advance(state, StreamEvent.ALLOWED, now + self._settings.first_backoff)
+        while (state := self.suspects.next()) is not None:
+            if state.stage is StreamStage.SUSPECTED:
+                self._advance(state, StreamEvent.ALLOWED, now + self._settings.first_backoff)
 
     def new_stream_id(self) -> int:
         """Draw an id that no open stream has."""

@@ -7,12 +7,12 @@ to a decode unit (``decode``). Requests lost with a worker go back to their gate
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
 from headway.blocks import BlockHash
-from headway.cluster import UnitId
+from headway.cluster import UnitId, WorkerInfo
 from headway.core.scheduler.admission import SizeLimits, refuse_for_now
 from headway.core.scheduler.books import Books
 from headway.core.scheduler.decode import DecodePlacer
@@ -82,7 +82,6 @@ class SchedulerCore:
         self._elected = False
         self._unheard: dict[str, None] = {}
         self._grace_until = inf
-        self._connected: dict[str, None] = {}
         self._gone: dict[str, float] = {}
         self._wake_at = inf
 
@@ -105,10 +104,12 @@ class SchedulerCore:
             case WorkerGone(worker_id, reason):
                 self._on_worker_gone(worker_id, reason, now)
             case GatewayConnected(gateway_id):
-                self._connected[gateway_id] = None
+                self._state.gateways[gateway_id] = None
                 self._gone.pop(gateway_id, None)
+                for instance in self._instances.values():
+                    self._tell_reached(instance.info, (gateway_id,))
             case GatewayDisconnected(gateway_id):
-                self._connected.pop(gateway_id, None)
+                self._state.gateways.pop(gateway_id, None)
                 self._gone[gateway_id] = now
             case Elected():
                 self._on_elected(event, now)
@@ -188,7 +189,7 @@ class SchedulerCore:
         """Take a request; return True if it waits now and nothing else has changed."""
         key = request.key
         if self._state.has_ended(key):
-            self._state.answer_again(key)
+            self._state.answer_again(key, self._is_reached)
             return False
         known = self._state.tracked.get(key)
         if known is not None:
@@ -330,10 +331,9 @@ class SchedulerCore:
             self._mover.report(instance, report, now=now)
 
     def _on_snapshot(self, worker_id: str, snapshot: Snapshot, now: float) -> None:
-        model, process_id = snapshot.info.model, snapshot.info.process_id
-        if process_id and worker_id not in self._instances:
-            for gateway_id in self._connected:
-                self._state.tell_gateway(gateway_id, WorkerReached(worker_id, process_id))
+        model = snapshot.info.model
+        if not self._is_reached(snapshot.info.process_id):
+            self._tell_reached(snapshot.info, self._state.gateways)
         self._limits.add(model)
         self._unheard.pop(worker_id, None)
         self._pool(model)
@@ -347,10 +347,19 @@ class SchedulerCore:
         self._update(worker_id)
         self._pool(model).claimed(snapshot)
         for held in snapshot.held:
-            if held.key.gateway_id not in self._connected:
+            if held.key.gateway_id not in self._state.gateways:
                 self._gone.setdefault(held.key.gateway_id, now)
         if self._leads:
             self._recheck_waiting()
+
+    def _is_reached(self, process_id: str) -> bool:
+        return any(each.info.process_id == process_id for each in self._instances.values())
+
+    def _tell_reached(self, info: WorkerInfo, gateways: Iterable[str]) -> None:
+        """Tell gateways which process this leader reaches: they may believe that it has died."""
+        if info.process_id:
+            for gateway_id in gateways:
+                self._state.tell_gateway(gateway_id, WorkerReached(info.worker_id, info.process_id))
 
     def _on_worker_gone(self, worker_id: str, reason: str, now: float) -> None:
         self._memory.gone(worker_id, now=now)

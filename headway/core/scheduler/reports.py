@@ -235,7 +235,9 @@ class WorkerReports:
         if instance is None or instance.info != snapshot.info:
             watermark = self._state.settings.kv_watermark
             if instance is not None:
-                self.lose_all(instance, f"worker {worker_id} has changed", now=now)
+                is_same = snapshot.info.process_id == instance.info.process_id != ""
+                reason = f"worker {worker_id} has changed"
+                self.lose_all(instance, reason, now=now, is_alive=is_same)
             instance = self._instances[worker_id] = Instance(
                 snapshot.info, watermark, self._state.limits
             )
@@ -365,7 +367,9 @@ class WorkerReports:
 
     # --- losses -----------------------------------------------------------------------
 
-    def lose_all(self, instance: Instance, reason: str, *, now: float) -> None:
+    def lose_all(
+        self, instance: Instance, reason: str, *, now: float, is_alive: bool = False
+    ) -> None:
         """Return all requests that a lost worker held or was being sent to their gateways.
 
         This includes requests that it has just finished: a gateway with all the tokens ignores the
@@ -391,7 +395,10 @@ class WorkerReports:
             # A target may have it by now; two attempts must not run at once.
             self.end(entry, but=instance.info.worker_id)
             (never_taken if key in not_taken else lost).append(key)
-        self._state.lose(lost, reason, died=True, process_id=instance.info.process_id)
+        if is_alive:
+            self._state.lose(lost, reason)
+        else:
+            self._state.lose_process(lost, reason, instance.info)
         self._state.lose(never_taken, reason)
 
     def _cancel_handoff(self, entry: Tracked, target_id: str) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
+from headway.cluster import WorkerInfo
 from headway.core.scheduler.costs import PoolCosts
 from headway.core.scheduler.events import (
     Decision,
@@ -50,6 +51,8 @@ class SchedulerState:
         """False if nobody keeps decisions, so that none are written down."""
         self.decisions: deque[Decision] = deque(maxlen=settings.num_decisions_kept)
         self.tracked: dict[StreamKey, Tracked] = {}
+        self.gateways: dict[str, None] = {}
+        """Those that are connected."""
         self.fencing_token = 0
         self._attempts: dict[tuple[str, str], dict[StreamKey, None]] = {}
         self._ended: dict[StreamKey, Answer] = {}
@@ -102,13 +105,16 @@ class SchedulerState:
         """Return whether the attempt is known to be over."""
         return key in self._ended
 
-    def answer_again(self, key: StreamKey) -> None:
+    def answer_again(self, key: StreamKey, is_reached: Callable[[str], bool]) -> None:
         """Repeat the answer to an ended attempt, whose gateway may have missed the first one.
 
         One that was answered by its tokens is lost: its gateway still lacks the end, because it was
         away when another worker took the request, and takes tokens only from workers it knows.
+        A process that was lost then may be reached now.
         """
         answer = self._ended[key] or Lost((key,), "it has ended, and its last tokens are not here")
+        if isinstance(answer, Lost) and answer.process_id and is_reached(answer.process_id):
+            answer = replace(answer, died=False)
         self.tell_gateway(key.gateway_id, answer)
 
     # --- records for the next leader --------------------------------------------------
@@ -148,16 +154,25 @@ class SchedulerState:
         self.end(rejected.key, rejected)
         self.tell_gateway(rejected.key.gateway_id, rejected)
 
-    def lose(
-        self, keys: Iterable[StreamKey], reason: str, *, died: bool = False, process_id: str = ""
-    ) -> None:
+    def lose(self, keys: Iterable[StreamKey], reason: str) -> None:
         """End requests that a worker has lost; each gateway gets one message for all of its own."""
-        by_gateway: dict[str, list[StreamKey]] = {}
+        self._lose(keys, Lost((), reason), ())
+
+    def lose_process(self, keys: Iterable[StreamKey], reason: str, info: WorkerInfo) -> None:
+        """End requests that a worker's process had, which has died or cannot be reached.
+
+        Every gateway hears of a process that has a name: it may have given up its requests there.
+        """
+        lost = Lost((), reason, died=True, process_id=info.process_id, worker_id=info.worker_id)
+        self._lose(keys, lost, self.gateways if info.process_id else ())
+
+    def _lose(self, keys: Iterable[StreamKey], lost: Lost, gateways: Iterable[str]) -> None:
+        by_gateway: dict[str, list[StreamKey]] = {gateway_id: [] for gateway_id in gateways}
         for key in keys:
-            self.end(key, Lost((key,), reason, died, process_id))
+            self.end(key, replace(lost, keys=(key,)))
             by_gateway.setdefault(key.gateway_id, []).append(key)
-        for gateway_id, lost in by_gateway.items():
-            self.tell_gateway(gateway_id, Lost(tuple(lost), reason, died, process_id))
+        for gateway_id, own in by_gateway.items():
+            self.tell_gateway(gateway_id, replace(lost, keys=tuple(own)))
 
     def note(self, event: str, **fields: Any) -> None:
         """Add an entry to the log."""

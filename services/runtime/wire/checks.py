@@ -230,7 +230,7 @@ BY_FIELD: Mapping[type, Mapping[str, Check]] = {
     Constraints: {"grammar": unchecked},  # it checks itself
     Standing: {"tenant": an_id_or_none},
     Placed: {"target_worker_id": an_id_or_none},
-    Lost: {"process_id": an_id_or_none},
+    Lost: dict.fromkeys(("process_id", "worker_id"), an_id_or_none),
     ControlHello: {"worker_id": an_id_or_none},
     Rejected: {"retry_after": lambda value, name: max(0.0, finite(value, name))},
     WorkerInfo: {

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from headway.cluster import Role
+from headway.core.gateway import attempts
 from headway.core.gateway.attempts import PROGRESS
 from headway.core.gateway.core import GatewayCore
 from headway.core.gateway.events import (
@@ -44,7 +47,7 @@ class World:
             request = Request(name, "m", (1, 2), SamplingParams(max_tokens=5000), self.now)
             self.take(self.core.handle(Submit(request), now=self.now))
 
-    def wait(self, seconds: float = 3.0) -> None:
+    def wait(self, seconds: float = 6.0) -> None:
         """Attempts that are due are submitted; ``attempts`` holds the new ones alone."""
         self.attempts.clear()
         until = self.now + seconds
@@ -73,12 +76,15 @@ class World:
         self.take(self.core.handle(batch, now=self.now))
 
     def told(self, name: str, process_id: str = "") -> None:
-        lost = Lost((self.attempts[name].key,), "its worker is gone", True, process_id)
-        self.take(self.core.handle(lost, now=self.now))
+        self.lose(name, process_id)
         self.wait()
 
+    def lose(self, name: str, process_id: str) -> None:
+        lost = Lost((self.attempts[name].key,), "its worker is gone", True, process_id)
+        self.take(self.core.handle(lost, now=self.now))
+
     def confirm(self, process_id: str) -> None:
-        """The scheduler has lost a process, and names an attempt that was there."""
+        """The scheduler has lost a process, with no attempt that still counts."""
         lost = Lost((StreamKey("g", 2**40),), "its worker is gone", True, process_id)
         self.take(self.core.handle(lost, now=self.now))
 
@@ -288,6 +294,7 @@ def test_a_process_that_lives_takes_no_death_of_an_earlier_one_back() -> None:
     world.take(world.core.handle(WorkerBack("w", "second"), now=world.now))
     world.detach("w", "second")
     world.confirm("second")
+    world.wait()
     assert "died 2 times" in world.failed["poison"].error.message
 
 
@@ -303,6 +310,7 @@ def test_a_request_is_refused_for_deaths_that_the_scheduler_knows_of_alone() -> 
     assert not world.failed
     for process_id in ("v-r", "v-poison", "w-poison"):
         world.confirm(process_id)
+        world.wait()
     assert list(world.failed) == ["poison"]
 
 
@@ -313,8 +321,129 @@ def test_a_process_dies_once() -> None:
         world.place("w", "r")
         world.generate("w", "r", 1)
         world.detach("w", "first")
-        world.wait()
         world.confirm("first")
+        world.wait()
+    assert not world.failed
+
+
+@pytest.mark.parametrize(("in_stream", "by_leader"), [("", "first"), ("first", ""), ("", "")])
+def test_a_death_counts_once_where_one_side_does_not_name_its_process(
+    in_stream: str, by_leader: str
+) -> None:
+    world = World()
+    world.submit("r", "other")
+    world.place("w", "r", "other")
+    world.generate("w", "r", 1)
+    world.generate("w", "other", 1)
+    world.detach("w", in_stream)
+    world.wait()
+    world.place("w", "r")  # the scheduler has not noticed yet
+    world.told("r", by_leader)
+    world.place("v", "r")
+    world.told("r", "second")
+    assert not world.failed  # on the one worker it was not alone
+
+
+def test_a_death_whose_process_the_scheduler_alone_names_is_taken_back_by_that_name() -> None:
+    world = World()
+    world.submit("r")
+    world.place("w", "r")
+    world.generate("w", "r", 1)
+    world.detach("w", "")
+    world.wait()
+    world.place("w", "r")
+    world.told("r", "first")
+    world.reach("w", "first")
+    world.place("v", "r")
+    world.told("r", "second")
+    assert not world.failed
+
+
+def test_who_had_company_that_its_worker_may_have_taken_was_not_alone() -> None:
+    world = World()
+    world.submit("r", "other")
+    tried: list[str] = []
+    for worker_id in ("v", "w"):
+        world.place(worker_id, "r")
+        world.generate(worker_id, "r", 1)
+        world.now += 0.1
+        world.place(worker_id, "other")
+        other = world.attempts["other"].key
+        world.detach(worker_id, f"of {worker_id}")
+        lost = Lost((other,), "its worker is gone", True, f"of {worker_id}", worker_id)
+        world.take(world.core.handle(lost, now=world.now))
+        world.wait()
+        tried += world.attempts
+    assert not world.failed
+    assert tried[2:] == ["r"]  # now one at a time
+
+
+def test_a_request_that_moves_has_seen_the_death_of_the_worker_that_the_scheduler_names() -> None:
+    for is_reached in (True, False):
+        world = World()
+        world.submit("r")
+        key = world.attempts["r"].key
+        world.take(world.core.handle(Placed(key, "v", 0, Role.UNIFIED, "w"), now=world.now))
+        world.generate("w", "r", 1)  # the target's stream stays open
+        lost = Lost((key,), "its worker is gone", True, "first", "v")
+        world.take(world.core.handle(lost, now=world.now))
+        world.wait()
+        if is_reached:
+            world.reach("v", "first")
+        world.place("x", "r")
+        world.told("r", "second")
+        assert bool(world.failed) is not is_reached
+
+
+def test_who_was_alone_waits_until_the_dead_can_be_reached_no_more() -> None:
+    for is_reached in (True, False):
+        world = World()
+        world.submit("r", "other")
+        world.place("v", "r")
+        world.told("r", "first")
+        world.place("w", "r")
+        world.lose("r", "second")
+        world.wait(1.0)
+        assert not world.failed
+        assert not world.attempts
+        if is_reached:
+            world.reach("w", "second")
+        world.wait()
+        assert bool(world.failed) is not is_reached
+        assert ("r" in world.attempts) is is_reached
+
+
+def test_who_was_alone_waits_for_the_schedulers_word_on_a_broken_stream() -> None:
+    for is_told in (True, False):
+        world = World()
+        world.submit("r")
+        for worker_id in ("v", "w"):
+            world.place(worker_id, "r")
+            world.generate(worker_id, "r", 1)
+            world.detach(worker_id, f"of {worker_id}")
+            world.wait(1.0)
+            if is_told:
+                world.confirm(f"of {worker_id}")
+            assert ("r" in world.attempts) is (worker_id == "v")
+        world.wait()
+        assert bool(world.failed) is is_told
+
+
+def test_a_process_that_was_lost_again_is_remembered_for_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attempts, "_MOST_DEATHS", 2)
+    world = World()
+    world.submit("r")
+    world.place("v", "r")
+    world.told("r", "first")
+    for process_id in ("second", "first", "third"):
+        world.attempts.clear()
+        world.confirm(process_id)
+    world.take(world.core.handle(SchedulerConnected(), now=world.now))
+    world.reach("v", "first")
+    world.place("w", "r")
+    world.told("r", "fourth")
     assert not world.failed
 
 

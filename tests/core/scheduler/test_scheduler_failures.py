@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from headway.cluster import Role
 from headway.core.defaults import DOUBTFUL
-from headway.core.scheduler.events import Elected, GatewayConnected, Persist, WorkerReported
+from headway.core.scheduler.events import (
+    Elected,
+    GatewayConnected,
+    GatewayDisconnected,
+    Persist,
+    SchedulerAction,
+    SendToGateway,
+    WorkerReported,
+)
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.messages import (
     CancelHandoff,
@@ -17,6 +26,7 @@ from headway.messages import (
     Handoff,
     HeldRequest,
     Lost,
+    ToGateway,
     WorkerReached,
 )
 from headway.request import FinishReason
@@ -76,6 +86,55 @@ def test_a_loss_names_its_process_and_so_does_each_connection() -> None:
     scheduler.connect(info)  # as when it drains
     assert [lost.process_id for lost in scheduler.answers(Lost)] == ["first"]
     assert scheduler.answers(WorkerReached) == [WorkerReached("u", "first")] * 2
+
+
+def test_every_gateway_hears_of_a_loss_and_one_that_comes_hears_who_is_reached() -> None:
+    scheduler = make_scheduler()
+    scheduler.connect(replace(make_info("u", Role.UNIFIED), process_id="first"))
+    scheduler.connect(replace(make_info("v", Role.UNIFIED), process_id="second"))
+    scheduler.submit(1)
+    scheduler.serve("u", running=1)
+    told = _told(scheduler.post(GatewayConnected("h")))
+    reached = [WorkerReached("u", "first"), WorkerReached("v", "second")]
+    assert told == [("h", each) for each in reached]
+    scheduler.post(CancelStream(key(1)))  # its gateway has seen its token stream break
+    scheduler.kill("u")
+    lost = Lost((), scheduler.answers(Lost)[0].reason, True, "first", "u")
+    assert _told(scheduler.new) == [("g", lost), ("h", lost)]
+    scheduler.post(GatewayDisconnected("h"))
+    scheduler.kill("v")
+    assert [gateway_id for gateway_id, _ in _told(scheduler.new)] == ["g"]
+
+
+def test_a_process_that_is_reached_again_has_not_died_when_its_loss_is_repeated() -> None:
+    scheduler = make_scheduler()
+    info = replace(make_info("u", Role.UNIFIED), process_id="first")
+    scheduler.connect(info)
+    request = scheduler.submit(1)
+    scheduler.serve("u", running=1)
+    scheduler.kill("u")
+    scheduler.post(request)  # its gateway was away
+    scheduler.connect(info)
+    scheduler.post(request)
+    assert [lost.died for lost in scheduler.answers(Lost)] == [True, True, False]
+
+
+def test_a_worker_that_describes_itself_anew_has_not_died() -> None:
+    scheduler = make_scheduler()
+    info = replace(make_info("u", Role.UNIFIED), process_id="first")
+    for process_id in ("first", "second"):
+        scheduler.connect(info)
+        scheduler.submit(1 if process_id == "first" else 2)
+        scheduler.serve("u", running=1)
+        info = replace(info, max_model_len=info.max_model_len + 1, process_id=process_id)
+        scheduler.connect(info)
+    assert [lost.died for lost in scheduler.answers(Lost)] == [False, True]
+    assert scheduler.answers(WorkerReached)[-1] == WorkerReached("u", "second")
+
+
+def _told(actions: Sequence[SchedulerAction]) -> list[tuple[str, ToGateway]]:
+    sent = [each for each in actions if isinstance(each, SendToGateway)]
+    return [(each.gateway_id, each.message) for each in sent]
 
 
 def test_a_worker_has_not_died_of_what_it_never_acknowledged() -> None:
