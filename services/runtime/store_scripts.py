@@ -5,7 +5,8 @@ from __future__ import annotations
 ACQUIRE = """
 -- KEYS: leader, fencing. ARGV: candidate id, address, ttl in ms, the newest token it has seen.
 -- Returns the fencing token, or nil while another candidate leads.
--- A renewal keeps the token; every change of leader raises it. It is above the clock's microseconds
+-- A renewal keeps the token, unless the candidate has seen a newer one: the store went back. Every
+-- change of leader raises it. It is above the clock's microseconds
 -- and above what the candidate has seen: it goes on rising even where the store has lost what it
 -- held. Its last 16 bits also depend on the candidate's name, which is drawn anew for each term: no
 -- two candidates get the same token where the store and its clock go back and nobody remembers.
@@ -23,9 +24,8 @@ local function token_of(digits)
 end
 local of, candidate = string.match(text(KEYS[1]), '^(%d+)|([^|]+)|.')
 local token = token_of(of)
-if token > 0 then
-  if candidate ~= ARGV[1] then return nil end
-else
+if token > 0 and candidate ~= ARGV[1] then return nil end
+if token < math.max(1, tonumber(ARGV[4])) then
   local last = token_of(string.match(text(KEYS[2]), '^%d+$'))
   local drawn = tonumber(string.sub(redis.sha1hex(ARGV[1]), 1, 4), 16)
   token = math.max(last, tonumber(ARGV[4]), now) + 1 + drawn

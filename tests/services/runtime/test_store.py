@@ -130,6 +130,17 @@ async def test_a_token_lies_above_what_the_candidate_has_seen(store: Store) -> N
     assert after > seen
 
 
+async def test_a_store_that_goes_back_to_an_old_lease_gives_its_holder_a_newer_token(
+    store: Store,
+) -> None:
+    before = await lead(store, "one")
+    assert before is not None
+    newer = await store.acquire_leader("one", "one:1", 5.0, seen=before + 5)
+    assert newer is not None
+    assert newer > before + 5
+    assert await store.acquire_leader("one", "one:1", 5.0, seen=newer) == newer
+
+
 async def test_a_store_that_goes_back_gives_no_token_to_a_second_candidate(store: Store) -> None:
     """Nobody remembers the first one, and the clock, an hour back, does not tell them apart."""
     snapshot = int(1e6 * await store.now()) + 3_600_000_000
