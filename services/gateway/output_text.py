@@ -32,6 +32,8 @@ class Piece(NamedTuple):
 
 
 NOTHING = Piece("", "")
+_MOST_NEWLINES = 1024
+"""Newlines that wait for what follows: each token would look at all of them again."""
 
 
 class StopScanner:
@@ -236,9 +238,9 @@ class OutputText:
             text = text.lstrip("\n")
             self._at_start = not text
         text = self._held_newlines + text
-        trimmed = text.rstrip("\n")
-        self._held_newlines = text[len(trimmed) :]
-        return trimmed
+        shown = max(len(text.rstrip("\n")), len(text) - _MOST_NEWLINES)
+        self._held_newlines = text[shown:]
+        return text[:shown]
 
 
 def _overlap(text: str, stop: str, most: int) -> int:

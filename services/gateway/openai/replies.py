@@ -53,6 +53,7 @@ class ResponseWriter(Protocol):
 
     on_gone: Callable[[], None] | None
     started: bool
+    ended: bool
 
     def add_header(self, name: str, value: str) -> None:
         """Send this header with the response."""
@@ -174,8 +175,11 @@ class HttpReplyBase:
         return self.ended
 
     def fail(self, error: HeadwayError) -> None:
-        """Answer with the error, once; let the other outputs go."""
-        if self.ended:
+        """Answer with the error, unless the answer is whole; let the other outputs go.
+
+        The last of it may be what fails: the client waits for an end.
+        """
+        if self.exchange.ended:
             return
         self.ended = True
         self._settle()

@@ -15,6 +15,8 @@ Reading = Generator[None, None, T]
 """A part of a format: yields for more text, and returns what it has read."""
 
 _SPACES = " \n\r\t"
+_MOST_SPACES = 1024
+"""Spaces that wait for a marker behind them: each token would look at all of them again."""
 
 
 class SaidText(NamedTuple):
@@ -100,23 +102,25 @@ class GrowingText:
     def until(self, *markers: str, emit: Callable[[str], None] | None = None) -> Reading[str]:
         """Go on after the first of the markers; return it, "" at the end.
 
-        ``emit`` gets the text before it, without the spaces right before the marker.
+        ``emit`` gets the text before it, without the last spaces right before the marker.
         """
+        passed: list[str] = []  # text before a marker that may not come
+        pass_on = emit or passed.append
         while True:
             places = [(place, m) for m in markers if (place := self.text.find(m)) >= 0]
             if places:
                 place, marker = min(places)
                 before = self.take(place)
                 self.take(len(marker))
-                if emit is not None:
-                    emit(before.rstrip(_SPACES))
+                pass_on(before.rstrip(_SPACES))
                 return marker
             keep = 0 if self.ended else max(_overlap(self.text, marker) for marker in markers)
-            certain = self.text[: len(self.text) - keep]
-            certain = certain if self.ended else certain.rstrip(_SPACES)
-            if emit is not None:
-                emit(self.take(len(certain)))
+            certain = len(self.text) - keep
+            if not self.ended:
+                certain = max(certain - _MOST_SPACES, len(self.text[:certain].rstrip(_SPACES)))
+            pass_on(self.take(certain))
             if self.ended:
+                self.text = "".join(passed)
                 return ""
             yield
 
@@ -163,13 +167,14 @@ class GrowingText:
             yield
 
     def whole_value(self) -> Reading[object]:
-        """Return one JSON value, None where it is none."""
+        """Return one JSON value, None where it is none; half a surrogate pair is a "?"."""
         parts: list[str] = []
         yield from self.value(parts.append)
         try:
-            return json.loads("".join(parts))
+            found = json.loads("".join(parts))
         except (ValueError, RecursionError):
             return None
+        return found.encode(errors="replace").decode() if isinstance(found, str) else found
 
     def argue(self) -> Reading[None]:
         """Pass on one JSON value as the newest call's arguments; a string holds their JSON."""

@@ -149,6 +149,13 @@ def test_markers_in_the_clients_own_text_are_not_the_templates() -> None:
     assert not markers.is_open([END_THINK, THINK, 97, ASSISTANT], {ASSISTANT})
 
 
+def test_newlines_without_end_are_not_held_back_for_ever() -> None:
+    text = output()
+    pieces = read(text, "a" + 3000 * "\n")
+    assert len(pieces) > 1000
+    assert joined(pieces).answer == "a" + 3000 * "\n"
+
+
 @given(
     st.text("abc", max_size=30),
     st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),

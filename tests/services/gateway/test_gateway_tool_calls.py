@@ -264,3 +264,27 @@ def test_an_answer_without_channels_is_text() -> None:
         read = Read(FORMATS["openai"], text, random.Random(1))
         assert (read.thought, read.said, read.calls) == ("", text, [])
     assert Read(FORMATS["openai"], "<|channel|>analy").said == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "again"),
+    [
+        ("hermes", "", " " * 64),
+        ("hermes", '<tool_call>{"name": "weather"}', "x" * 64),
+        ("mistral", "[TOOL_CALLS]weather", " " * 64),
+        ("deepseek_v3", "", "\n" * 64),
+        ("openai", "<|channel|>final<|message|>", " " * 64),
+        ("openai", "<|channel|>x to=functions.weather<|message|>{}", "x" * 64),
+    ],
+)
+def test_what_waits_for_a_marker_is_not_looked_at_again_with_each_token(
+    name: str, before: str, again: str
+) -> None:
+    reader = ToolReader(FORMATS[name])
+    events = [*reader.push(before)]
+    for _ in range(100):
+        events += reader.push(again)
+        assert len(reader._source.text) <= 2048
+    events += reader.finish()
+    said = "".join(each.text for each in events if isinstance(each, SaidText))
+    assert said in ("", before + 100 * again, 100 * again)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+from services.gateway.openai import replies
 from services.gateway.openai.chat_template import ChatTemplate
 from services.gateway.tokenizer import TextCodec
 from tests.fakes.gateway_harness import Cluster
@@ -58,6 +61,40 @@ async def test_a_stream_has_the_same_calls_in_pieces(running: Cluster) -> None:
 async def test_one_call_at_a_time_if_the_client_says_so(running: Cluster) -> None:
     (choice,) = (await ask(running, parallel_tool_calls=False)).choices
     assert len(choice.message.tool_calls) == 1
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_half_a_surrogate_pair_in_a_call_ends_no_answer(
+    running: Cluster, path: str, stream: bool
+) -> None:
+    made = '<tool_call>{"name": "weath\\ud800er", "arguments": "\\ud800"}</tool_call>'
+    tool: dict[str, Any] = {"name": "weather", "input_schema": {}}
+    if path != "messages":
+        tool = TOOLS[0] if path == "chat/completions" else {"type": "function", "name": "weather"}
+    said: Any = [{"role": "user", "content": made}]
+    body = {"model": "tiny", "stream": stream, "tools": [tool]}
+    body["input" if path == "responses" else "messages"] = said
+    body |= {"max_tokens": 4000} if path == "messages" else {}
+    async with running.http() as client:
+        answer = await client.post(f"/v1/{path}", json=body)
+    assert answer.status_code == 200, answer.text
+    assert "weath?er" in answer.text
+    assert '"error":{' not in answer.text
+
+
+async def test_an_answer_whose_last_part_cannot_be_written_ends_with_an_error(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replies, "dumps", lambda _: 1 // 0)
+    async with running.http() as client:
+        for path, body in (
+            ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+            ("responses", {"input": "a"}),
+        ):
+            answer = await client.post(f"/v1/{path}", json={"model": "tiny", **body})
+            assert answer.status_code == 500, answer.text
+            assert "it is logged" in answer.text
 
 
 async def test_without_a_choice_of_tools_calls_are_text(running: Cluster) -> None:
