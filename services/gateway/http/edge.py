@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -130,12 +130,8 @@ class HttpEdge:
         self._traces = TraceDesk(shell)
         self._fingerprints = {model.name: model.fingerprint() for model in calls.models}
         self._shows_health = not monitoring_needs_key
-        self._describe = partial(
-            describe,
-            package_version(),
-            needs_key=needs_key,
-            monitoring_needs_key=monitoring_needs_key,
-        )
+        say = {"needs_key": needs_key, "monitoring_needs_key": monitoring_needs_key}
+        self._described = cache(lambda: dumps(describe(package_version(), **say)).encode())
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = int(shell.now())
         most_bytes = {
@@ -357,7 +353,7 @@ class HttpEdge:
             listing = {"object": "list", "data": listed}
             exchange.respond(200, JSON, dumps(listing).encode())
         elif path == SCHEMA:
-            exchange.respond(200, JSON, dumps(self._describe()).encode())
+            exchange.respond(200, JSON, self._described())
         elif path == TRACE or path.startswith(EXPLAIN):
             self._in_task(exchange, self._tell(exchange))
         else:

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 
 from headway.errors import HeadwayError
 from services.gateway.api_call import complete_sampling
+from services.gateway.http import edge
 from services.gateway.http.edge import ROUTES
 from services.gateway.http.schema import describe
 from services.gateway.openai.requests import parse_chat, parse_completion
@@ -177,6 +178,22 @@ def test_the_gateway_takes_what_the_schema_takes_and_nothing_else(more: dict[str
     else:
         taken = True
     assert Draft202012Validator(schema).is_valid(body) == taken
+
+
+async def test_it_is_written_once_however_often_it_is_asked_for(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described: list[str] = []
+
+    def counted(version: str, **needs: bool) -> dict[str, Any]:
+        described.append(version)
+        return dict(describe(version, **needs))
+
+    monkeypatch.setattr(edge, "describe", counted)
+    async with running.http() as client:
+        for _ in range(3):
+            assert (await client.get("/openapi.json")).json()["openapi"] == "3.1.0"
+    assert len(described) == 1
 
 
 async def test_it_is_published_to_everybody(tmp_path: Path, store_url: str) -> None:
