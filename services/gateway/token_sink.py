@@ -106,7 +106,7 @@ class TokenSink(gateway_pb2_grpc.TokenSinkServicer):
         stream = Served(_MOST_CONTROLS, on_end=partial(self._detach, worker_id))
         self._attached[worker_id], self._nonces[worker_id] = stream, nonce
         self._log.info("worker_attached", worker_id=worker_id)
-        if self._former.pop(worker_id, "") == nonce:
+        if self._former.pop(worker_id, "") == nonce != "":
             self._post(WorkerBack(worker_id, _process_of(nonce)))
         return stream
 

@@ -239,6 +239,19 @@ async def test_a_worker_that_opens_its_stream_again_is_back_and_a_new_process_is
         assert posted[-1] == WorkerDetached("w", digest_of(nonce))
 
 
+async def test_a_worker_that_shows_no_nonce_may_be_another_process_each_time(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posted: list[object] = []
+    monkeypatch.setattr(running.service.cluster.sink, "_post", posted.append)
+    for _ in range(2):
+        async with attached(running, "w", ""):
+            await until(lambda: running.service.cluster.sink.num_attached == 1)
+        await until(lambda: running.service.cluster.sink.num_attached == 0)
+        assert posted[-1] == WorkerDetached("w", "")
+    assert not any(isinstance(each, WorkerBack) for each in posted)
+
+
 async def test_what_a_stranger_says_about_a_known_stream_reaches_no_client(
     tmp_path: Path, store_url: str
 ) -> None:
