@@ -81,7 +81,7 @@ class Suspects:
         """Count a death that the scheduler tells for all that had the worker."""
         was_alone = len(states) == 1 and process_id not in self._died
         if process_id:
-            self._told(process_id, now)
+            self._told(process_id, states, now)
         if not states:
             return
         worker_id = worker_id or states[0].worker_id
@@ -91,16 +91,17 @@ class Suspects:
             return
         self._count(states, Death(worker_id, process_id, was_alone, is_told=True), now)
 
-    def _told(self, process_id: str, now: float) -> None:
-        """Note that the scheduler, too, has lost a process."""
+    def _told(self, process_id: str, had: Sequence[OpenRequest], now: float) -> None:
+        """Note that the scheduler, too, has lost a process, which had these, too."""
         was_counted = process_id in self._died
         self._note(process_id, is_told=True)
         if not was_counted:
             return
         for state in self._requests:
             for place, death in enumerate(state.deaths):
-                if death.process_id == process_id and not death.is_told:
-                    state.deaths[place] = death._replace(is_told=True)
+                if death.process_id == process_id:
+                    was_alone = death.was_alone and all(each is state for each in had)
+                    state.deaths[place] = death._replace(is_told=True, was_alone=was_alone)
                     self._suspect(state, now)
 
     def _note(self, process: str, *, is_told: bool) -> None:

@@ -378,6 +378,18 @@ def test_who_had_company_that_its_worker_may_have_taken_was_not_alone() -> None:
     assert tried[2:] == ["r"]  # now one at a time
 
 
+def test_who_is_told_one_by_one_of_their_process_were_not_alone_on_it() -> None:
+    world = World()
+    world.submit("r", "other")
+    for worker_id in ("v", "w"):
+        world.place(worker_id, "r", "other")
+        for name in ("r", "other"):  # as when the gateway asks again after it was away
+            world.lose(name, f"of {worker_id}")
+        world.wait()
+    assert not world.failed
+    assert list(world.attempts) == ["r"]
+
+
 def test_a_request_that_moves_has_seen_the_death_of_the_worker_that_the_scheduler_names() -> None:
     for is_reached in (True, False):
         world = World()
