@@ -315,14 +315,14 @@ class HttpEdge:
     ) -> None:
         body, exchange.body = exchange.body, b""
 
-        def read() -> Mapping[str, Any]:
-            return work(self._calls, parse_json_object(body))
+        def read() -> bytes:
+            return dumps(work(self._calls, parse_json_object(body))).encode()
 
         is_long = self._calls.renders_slowly()
         run = partial(self._calls.threads.run, exchange.client, len(body), is_long=is_long)
         answer = await run(read)
         if not exchange.ended:
-            exchange.respond(200, JSON, dumps(answer).encode())
+            exchange.respond(200, JSON, answer)
 
     # --- other routes ---------------------------------------------------------------------
 

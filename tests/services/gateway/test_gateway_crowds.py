@@ -18,6 +18,7 @@ from services.gateway.api_call import ChatInput
 from services.gateway.bounds import client_at, grpc_client
 from services.gateway.config import GatewayConfig
 from services.gateway.grammars import GrammarChecker
+from services.gateway.http import edge
 from services.gateway.model_loading import load_model
 from services.gateway.openai.chat_template import ChatTemplate
 from services.gateway.reading import ReadingThreads
@@ -302,6 +303,24 @@ async def test_a_template_that_refuses_a_long_chat_in_proportion_is_not_slow(
     assert not any(refuse("x" * 100_000) for _ in range(20))
     monkeypatch.setattr(preparation, "thread_time", lambda: next(seconds) / 10)
     assert any(refuse("x") for _ in range(20))
+
+
+@pytest.mark.parametrize("path", ["tokenize", "detokenize"])
+async def test_an_answer_of_tokens_is_written_in_a_thread(
+    path: str, tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrote: list[str] = []
+
+    def dumps(value: object) -> str:
+        wrote.append(threading.current_thread().name)
+        return json.dumps(value)
+
+    monkeypatch.setattr(edge, "dumps", dumps)
+    asked = {"prompt": "abc"} if path == "tokenize" else {"tokens": [97]}
+    async with cluster(tmp_path, store_url) as running, running.http() as client:
+        answer = await client.post(f"/{path}", json={"model": "tiny", **asked})
+        assert answer.status_code == 200, answer.text
+    assert [name.split("_")[0] for name in wrote] == ["tokenise"]
 
 
 async def test_an_error_of_a_job_reaches_its_client() -> None:
