@@ -11,6 +11,12 @@ import pytest
 from cli import main
 from services.worker.engines import known_engines
 
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 COMMANDS = (("simulate", "chat-and-reasoning"), ("reproduce", "sbs"), ("demo",), ("up",))
 
 
@@ -21,9 +27,7 @@ def test_a_wrong_policy_is_refused_in_one_sentence(
     wrong: tuple[str, str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     before = dict(os.environ)
     assert main([*command, *wrong]) == 2
     said = capsys.readouterr()
@@ -117,13 +121,8 @@ def test_a_wrong_policy_is_refused_in_one_sentence(
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence_at_once(
-    command: str,
-    said: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    command: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert main(shlex.split(command)) == 2
     shown = capsys.readouterr()
     assert said in shown.err
@@ -133,9 +132,8 @@ def test_what_cannot_be_is_refused_in_one_sentence_at_once(
 
 
 def test_an_engine_that_plans_its_own_passes_has_one_unit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     url = '{"url": "http://127.0.0.1:9"}'
     roles = ("--prefill", "0", "--decode", "0", "--unified", "1")
     assert main(["up", "--engine", "openai", "--engine-args", url, *roles, "--dp", "2"]) == 2
@@ -154,12 +152,8 @@ def test_an_engine_that_plans_its_own_passes_has_one_unit(
     ],
 )
 def test_options_that_the_engine_does_not_read_are_refused_by_name(
-    given: tuple[str, ...],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     url = '{"url": "http://127.0.0.1:9"}'
     assert main(["up", "--engine", "openai", "--engine-args", url, *given]) == 2
     named = f"--{given[0].removeprefix('--').removeprefix('worker.')} is"
@@ -173,13 +167,8 @@ def test_options_that_the_engine_does_not_read_are_refused_by_name(
 @pytest.mark.parametrize("engine", ["vllm", "vllm-native"])
 @pytest.mark.parametrize("command", ["demo", "up"])
 def test_an_engine_that_is_not_installed_is_refused_in_one_sentence(
-    command: str,
-    engine: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    command: str, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert main([command, "--engine", engine]) in (1, 2)
     said = capsys.readouterr().err.strip()
     assert f"engine '{engine}' is not installed in this environment" in said

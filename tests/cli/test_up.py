@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import main, up
+from cli import up
 from headway.errors import HeadwayError
 from services.gateway.config import GatewayConfig
 from services.local.cluster import LocalCluster, hold_folder
@@ -22,21 +22,9 @@ from services.runtime.config import ServiceConfig, load_config, read_config
 from services.runtime.rooms import ROOMS
 from services.runtime.store import Member, Store
 from services.worker.config import WorkerConfig
+from tests.fakes.said_by_up import said_of
 
 KEYS = "ops:" + 64 * "0"
-
-
-def said_of(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    """Return the one line that ``headway up`` prints before it exits with status 2."""
-    try:
-        status = main(["up", *flags])
-    except SystemExit as left:  # argparse's way
-        status = int(left.code or 0)
-    assert status == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert len(said.err.strip().splitlines()) == 1
-    return said.err
 
 
 @pytest.mark.parametrize(

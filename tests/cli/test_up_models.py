@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from cli import main, up
+from cli import up
 from services.gateway.config import GatewayConfig
 from services.local.options import process_specs
 from services.local.store import free_port
 from services.runtime.config import load_config
 from services.runtime.rooms import model_folder
 from services.worker.config import WorkerConfig
+from tests.fakes.said_by_up import said_of
 
 MINI = model_folder("headway-mini")
 TWO = """
@@ -133,7 +134,7 @@ def test_a_wrong_file_is_refused_in_one_sentence_and_nothing_is_made(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, text)
-    assert said in said_of(capsys, "models.toml")
+    assert said in said_of(capsys, "--port", str(free_port(2)), "models.toml")
     assert [path.name for path in tmp_path.iterdir()] == ["models.toml"]
 
 
@@ -157,17 +158,10 @@ def test_options_of_one_model_are_refused_beside_a_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, model())
-    assert said in said_of(capsys, "models.toml", *flags)
+    assert said in said_of(capsys, "--port", str(free_port(2)), "models.toml", *flags)
 
 
 def test_a_file_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "nowhere.toml cannot be read" in said_of(capsys, "nowhere.toml")
-
-
-def said_of(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    """Return the one line that ``headway up`` prints before it exits with status 2."""
-    assert main(["up", "--port", str(free_port(2)), *flags]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert len(said.err.strip().splitlines()) == 1
-    return said.err
+    assert "nowhere.toml cannot be read" in said_of(
+        capsys, "--port", str(free_port(2)), "nowhere.toml"
+    )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 
 from protos import autoscaler_pb2, autoscaler_pb2_grpc, externalscaler_pb2, externalscaler_pb2_grpc
 from services.autoscaler.config import AutoscalerConfig
+from services.autoscaler.service import AutoscalerService
 from services.runtime.channel import open_channel
 from services.runtime.identity.roles import ServiceRole
 from tests.fakes.autoscaler_service import decided, served
@@ -52,36 +55,36 @@ def config(store_url: str, cluster: str) -> AutoscalerConfig:
     )
 
 
-async def test_the_hpas_arithmetic_gives_our_number(config: AutoscalerConfig) -> None:
+@asynccontextmanager
+async def asking(
+    config: AutoscalerConfig, **metadata: str
+) -> AsyncIterator[tuple[AutoscalerService, Keda]]:
+    """An autoscaler, and what KEDA asks it by a trigger."""
     async with (
         served(config) as (service, address),
         open_channel(address, config, ServiceRole.AUTOSCALER) as channel,
     ):
-        await decided(service)
-        for role, number in (("prefill", 3), ("decode", 7)):
-            keda = Keda(channel, role=role, model="m")
+        yield service, Keda(channel, **metadata)
+
+
+async def test_the_hpas_arithmetic_gives_our_number(config: AutoscalerConfig) -> None:
+    for role, number in (("prefill", 3), ("decode", 7)):
+        async with asking(config, role=role, model="m") as (service, keda):
+            await decided(service)
             assert (await keda.stub.IsActive(keda.reference)).result
             for num_replicas in range(9):
                 assert await keda.poll(num_replicas) == number
 
 
 async def test_a_role_that_nobody_wants_is_not_active(config: AutoscalerConfig) -> None:
-    async with (
-        served(config) as (service, address),
-        open_channel(address, config, ServiceRole.AUTOSCALER) as channel,
-    ):
+    async with asking(config, role="convertible") as (service, keda):
         await decided(service)
-        keda = Keda(channel, role="convertible")
         assert not (await keda.stub.IsActive(keda.reference)).result
         assert await keda.poll(1) == 0
 
 
 async def test_before_a_decision_there_is_a_metric_and_no_value(config: AutoscalerConfig) -> None:
-    async with (
-        served(config) as (_, address),
-        open_channel(address, config, ServiceRole.AUTOSCALER) as channel,
-    ):
-        keda = Keda(channel, role="decode")
+    async with asking(config, role="decode") as (_, keda):
         assert len((await keda.stub.GetMetricSpec(keda.reference)).metricSpecs) == 1
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await keda.poll(1)
@@ -90,13 +93,9 @@ async def test_before_a_decision_there_is_a_metric_and_no_value(config: Autoscal
 
 async def test_a_stale_decision_is_no_value(config: AutoscalerConfig) -> None:
     config = config.model_copy(update={"staleness": 0.2})
-    async with (
-        served(config) as (service, address),
-        open_channel(address, config, ServiceRole.AUTOSCALER) as channel,
-    ):
+    async with asking(config, role="decode") as (service, keda):
         await decided(service)
         await service.stop()
-        keda = Keda(channel, role="decode")
 
         async def poll_on() -> None:
             while True:
@@ -119,12 +118,8 @@ async def test_a_stale_decision_is_no_value(config: AutoscalerConfig) -> None:
 async def test_a_trigger_that_makes_no_sense_is_told_so(
     config: AutoscalerConfig, metadata: dict[str, str], said: str, code: str
 ) -> None:
-    async with (
-        served(config) as (service, address),
-        open_channel(address, config, ServiceRole.AUTOSCALER) as channel,
-    ):
+    async with asking(config, **metadata) as (service, keda):
         await decided(service)
-        keda = Keda(channel, **metadata)
         for call in (keda.stub.GetMetricSpec, keda.stub.IsActive):
             with pytest.raises(grpc.aio.AioRpcError, match=said) as refused:
                 await call(keda.reference)
