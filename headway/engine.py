@@ -99,6 +99,17 @@ class KvMemory:
     device: int | None = None
 
 
+class IncomingKv(NamedTuple):
+    """KV of tokens ``first_token … num_tokens - 1``; ``shape`` and ``dtype`` are the sender's."""
+
+    block_ids: Sequence[int]
+    shape: Sequence[int]
+    dtype: str
+    num_tokens: int
+    first_token: int = 0
+    to_host: bool = False
+
+
 class KvAccess(Protocol):
     """An engine's KV, as transfers between workers read and write it."""
 
@@ -112,21 +123,8 @@ class KvAccess(Protocol):
     def read_kv(self, block_ids: Sequence[int], *, from_host: bool = False) -> Iterator[memoryview]:
         """Yield the blocks' KV in pieces of at most 1 MiB, each read when it is asked for."""
 
-    def kv_writer(
-        self,
-        block_ids: Sequence[int],
-        shape: Sequence[int],
-        dtype: str,
-        num_tokens: int,
-        *,
-        first_token: int = 0,
-        to_host: bool = False,
-    ) -> KvSink:
-        """Return a sink for the KV of tokens ``first_token`` to ``num_tokens - 1``.
-
-        ``shape`` and ``dtype`` are the sender's. Raises HeadwayError (INVALID_ARGUMENT) for KV
-        that these blocks cannot hold.
-        """
+    def kv_writer(self, kv: IncomingKv) -> KvSink:
+        """Return a sink; HeadwayError (INVALID_ARGUMENT) for KV that its blocks cannot hold."""
 
 
 @runtime_checkable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from headway.engine import Buffer, EngineInfo, PassFailure
+from headway.engine import Buffer, EngineInfo, IncomingKv, PassFailure
 from headway.errors import invalid
 from headway.forward_pass import ForwardPass, PassResult
 from proof.vopr.paged import PagedEngine
@@ -79,39 +79,20 @@ class MemoryEngine:
             part = block_ids[start : start + _BLOCKS_A_PIECE]
             yield memoryview(self._paged.read(part, from_host=from_host))
 
-    def kv_writer(
-        self,
-        block_ids: Sequence[int],
-        shape: Sequence[int],
-        dtype: str,
-        num_tokens: int,
-        *,
-        first_token: int = 0,
-        to_host: bool = False,
-    ) -> _Sink:
-        """Return a sink for the KV of tokens ``first_token`` to ``num_tokens - 1``."""
-        if to_host:
+    def kv_writer(self, kv: IncomingKv) -> _Sink:
+        """Return a sink for ``kv``."""
+        if kv.to_host:
             self._world.hit("KV arrives in host memory")
-        return _Sink(self._paged, list(block_ids), shape[2], first_token, num_tokens, to_host)
+        return _Sink(self._paged, kv)
 
     def close(self) -> None:
         """Do nothing."""
 
 
 class _Sink:
-    def __init__(
-        self,
-        paged: PagedEngine,
-        blocks: list[int],
-        num_rows: int,
-        first: int,
-        stop: int,
-        to_host: bool,
-    ) -> None:
-        self._paged = paged
-        self._blocks = blocks
-        self._num_bytes = num_rows * TOKEN_BYTES
-        self._first, self._stop, self._to_host = first, stop, to_host
+    def __init__(self, paged: PagedEngine, kv: IncomingKv) -> None:
+        self._paged, self._kv = paged, kv
+        self._num_bytes = kv.shape[2] * TOKEN_BYTES
         self._data = bytearray()
 
     def feed(self, data: Buffer) -> None:
@@ -122,9 +103,8 @@ class _Sink:
     def finish(self) -> None:
         """Write all of it."""
         self._require(len(self._data) == self._num_bytes)
-        self._paged.write(
-            self._blocks, bytes(self._data), self._first, self._stop, to_host=self._to_host
-        )
+        kv, data = self._kv, bytes(self._data)
+        self._paged.write(kv.block_ids, data, kv.first_token, kv.num_tokens, to_host=kv.to_host)
 
     def _require(self, holds: bool) -> None:
         if not holds:

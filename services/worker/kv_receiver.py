@@ -15,7 +15,7 @@ from headway.core.worker.events import (
     KvOffered,
     RefuseKv,
 )
-from headway.engine import KvAccess, KvSink
+from headway.engine import IncomingKv, KvAccess, KvSink
 from headway.errors import Code, HeadwayError, invalid
 from headway.messages import KvHeader, KvPart, KvSource
 from headway.request import StreamKey
@@ -142,14 +142,9 @@ class KvReceiver:
     def _writer(
         self, answer: AcceptKv, shape: Sequence[int], dtype: str, first_token: int, num_tokens: int
     ) -> KvSink:
-        return self._backend.kv_writer(
-            answer.host_blocks or answer.blocks,
-            shape,
-            dtype,
-            num_tokens,
-            first_token=first_token,
-            to_host=bool(answer.host_blocks),
-        )
+        blocks, to_host = answer.host_blocks or answer.blocks, bool(answer.host_blocks)
+        kv = IncomingKv(blocks, shape, dtype, num_tokens, first_token, to_host)
+        return self._backend.kv_writer(kv)
 
 
 async def _to_the_end(write: Awaitable[None]) -> None:

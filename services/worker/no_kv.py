@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from headway.engine import EngineInfo, KvSink
+from headway.engine import EngineInfo, IncomingKv, KvSink
 from headway.errors import Code, HeadwayError
 
 
@@ -22,16 +22,7 @@ class NoKv:
         """Raise HeadwayError."""
         raise _no_kv()
 
-    def kv_writer(
-        self,
-        block_ids: Sequence[int],
-        shape: Sequence[int],
-        dtype: str,
-        num_tokens: int,
-        *,
-        first_token: int = 0,
-        to_host: bool = False,
-    ) -> KvSink:
+    def kv_writer(self, kv: IncomingKv) -> KvSink:
         """Raise HeadwayError."""
         raise _no_kv()
 

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from headway.blocks import BlockPool
-from headway.engine import Backend
+from headway.engine import Backend, IncomingKv
 from headway.forward_pass import ForwardPass, PassItem, Sampled
 from headway.request import SamplingParams, StreamKey, TokenLogprobs
 from services.worker.engine.backend import TorchBackend
@@ -89,7 +89,7 @@ def write_kv(
     engine: Backend, blocks: Sequence[int], shape: Sequence[int], dtype: str, data: bytes
 ) -> None:
     """The inverse of ``read_kv``: the blocks hold all of ``shape``'s tokens."""
-    writer = engine.kv_writer(blocks, shape, dtype, shape[2])
+    writer = engine.kv_writer(IncomingKv(blocks, shape, dtype, shape[2]))
     writer.feed(data)
     writer.finish()
 

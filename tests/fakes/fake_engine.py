@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cluster import Adapter
-from headway.engine import Buffer, EngineInfo, KvMemory, PassFailure
+from headway.engine import Buffer, EngineInfo, IncomingKv, KvMemory, PassFailure
 from headway.errors import invalid
 from headway.forward_pass import PENDING, ForwardPass, HiddenStates, PassItem, PassResult, Sampled
 from headway.request import StreamKey
@@ -115,16 +115,8 @@ class FakeEngine:
         raw = planes.reshape(-1).view(np.uint8).data
         return (raw[start : start + 2**20] for start in range(0, len(raw), 2**20))
 
-    def kv_writer(
-        self,
-        block_ids: Sequence[int],
-        shape: Sequence[int],
-        dtype: str,
-        num_tokens: int,
-        *,
-        first_token: int = 0,
-        to_host: bool = False,
-    ) -> _Writer:
+    def kv_writer(self, kv: IncomingKv) -> _Writer:
+        block_ids, shape, dtype, num_tokens, first_token, to_host = kv
         if dtype != self.info.dtype:
             raise invalid("the KV's dtype", dtype, f"this worker's, {self.info.dtype}")
         if len(shape) != 5 or (*shape[:2], *shape[3:]) != (LAYERS, 2, HEADS, SIZE):
@@ -134,7 +126,7 @@ class FakeEngine:
             raise invalid("the number of computed tokens", num_tokens, f"at most {room}")
         store = self._store(to_host)
         _refuse_unknown(block_ids, len(store))
-        return _Writer(self, store, list(block_ids), tuple(shape), first_token, num_tokens)
+        return _Writer(self, store, kv)
 
     def kv_memory(self, *, is_host: bool) -> KvMemory | None:
         store = self._store(is_host)
@@ -158,17 +150,8 @@ class FakeEngine:
 
 
 class _Writer:
-    def __init__(
-        self,
-        engine: FakeEngine,
-        store: NDArray[np.float32],
-        blocks: list[int],
-        shape: tuple[int, ...],
-        first: int,
-        stop: int,
-    ) -> None:
-        self._engine, self._store, self._blocks = engine, store, blocks
-        self._shape, self._first, self._stop = shape, first, stop
+    def __init__(self, engine: FakeEngine, store: NDArray[np.float32], kv: IncomingKv) -> None:
+        self._engine, self._store, self._kv = engine, store, kv
         self._data = bytearray()
 
     def feed(self, data: Buffer) -> None:
@@ -177,13 +160,14 @@ class _Writer:
 
     def finish(self) -> None:
         self._check(len(self._data) != self._num_bytes)
-        planes = np.frombuffer(self._data, np.float32).reshape(self._shape)
-        tokens = planes[0, 0, : self._stop - self._first, 0, 0]
-        self._engine.write(self._store, self._blocks, self._first, tokens)
+        kv = self._kv
+        planes = np.frombuffer(self._data, np.float32).reshape(tuple(kv.shape))
+        tokens = planes[0, 0, : kv.num_tokens - kv.first_token, 0, 0]
+        self._engine.write(self._store, list(kv.block_ids), kv.first_token, tokens)
 
     @property
     def _num_bytes(self) -> int:
-        return self._shape[2] * TOKEN_BYTES
+        return self._kv.shape[2] * TOKEN_BYTES
 
     def _check(self, is_wrong: bool) -> None:
         if is_wrong:

@@ -24,7 +24,7 @@ from headway.core.worker.events import (
     TransferEnded,
     WorkerEvent,
 )
-from headway.engine import PassFailure
+from headway.engine import IncomingKv, PassFailure
 from headway.forward_pass import ForwardPass, PassResult
 from headway.messages import Dispatch, KvHeader, UnitBatch
 from headway.policies import registry
@@ -114,12 +114,14 @@ class Move:
         blocks = held[part.first_token // size : -(-part.num_computed_tokens // size)]
         self.target.save_first()
         writer = self.target.backend.kv_writer(
-            answer.host_blocks or answer.blocks,
-            backend.kv_shape(len(blocks)),
-            backend.info.dtype,
-            part.num_computed_tokens,
-            first_token=part.first_token,
-            to_host=bool(answer.host_blocks),
+            IncomingKv(
+                answer.host_blocks or answer.blocks,
+                backend.kv_shape(len(blocks)),
+                backend.info.dtype,
+                part.num_computed_tokens,
+                part.first_token,
+                bool(answer.host_blocks),
+            )
         )
         for piece in backend.read_kv(blocks, from_host=bool(part.host_blocks)):
             writer.feed(piece)

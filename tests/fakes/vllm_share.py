@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from headway.engine import EngineStepped
+from headway.engine import EngineStepped, IncomingKv
 from headway.forward_pass import ForwardPass, PassItem
 from headway.request import Constraints, SamplingParams, StreamKey
 from services.runtime.reasoning import tokenizer_file
@@ -72,7 +72,7 @@ def _states_and_kv(backend: Any, written: Path, read: Path) -> dict[str, Any]:
     (sampled,) = first.sampled
     written.write_bytes(b"".join(backend.read_kv(blocks)))
     theirs = [12, 4, 20, 6, 8]
-    sink = backend.kv_writer(theirs, backend.kv_shape(4), "float32", 100)
+    sink = backend.kv_writer(IncomingKv(theirs, backend.kv_shape(4), "float32", 100))
     sink.feed(read.read_bytes())
     sink.finish()
     tokens, start = [*prompt, sampled.token_id], 100

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from headway.engine import PassFailure
+from headway.engine import IncomingKv, PassFailure
 from headway.errors import HeadwayError
 from headway.forward_pass import ForwardPass, PassItem
 from headway.request import SamplingParams, StreamKey
@@ -180,7 +180,7 @@ def test_kv_goes_between_vllm_and_headways_own_engine(
     first = expected[0]
     filled = own[: -(-100 // source.info.block_size)]
     shape = source.kv_shape(len(filled))
-    writer = target.kv_writer(theirs, shape, source.info.dtype, 100)
+    writer = target.kv_writer(IncomingKv(theirs, shape, source.info.dtype, 100))
     for piece in source.read_kv(filled):
         writer.feed(piece)
     writer.finish()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from headway.engine import IncomingKv
 from headway.forward_pass import ForwardPass, PassItem, Swap
 from headway.request import SamplingParams, StreamKey
 from services.worker.engine.backend import TorchBackend
@@ -106,7 +107,8 @@ def test_its_kv_goes_to_and_from_headways_own_engine(
     prompt = list(prompt_of(2)[:70])
     expected = greedy(source, own, prompt, 0, 5)
     filled = own[: -(-70 // source.info.block_size)]
-    writer = target.kv_writer(theirs, source.kv_shape(len(filled)), source.info.dtype, 70)
+    shape, dtype = source.kv_shape(len(filled)), source.info.dtype
+    writer = target.kv_writer(IncomingKv(theirs, shape, dtype, 70))
     for piece in source.read_kv(filled):
         writer.feed(piece)
     writer.finish()

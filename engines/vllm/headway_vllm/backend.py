@@ -10,7 +10,7 @@ from threading import Thread, current_thread
 import torch
 
 from headway.blocks import blocks_for
-from headway.engine import EngineInfo, PassFailure
+from headway.engine import EngineInfo, IncomingKv, PassFailure
 from headway.errors import Code
 from headway.forward_pass import PENDING, ForwardPass, PassItem, PassResult
 from headway.request import SamplingParams, StreamKey
@@ -188,19 +188,9 @@ class VllmBackend:
         """See ``Backend.read_kv``."""
         return (self._host_store if from_host else self._store).read(block_ids)
 
-    def kv_writer(
-        self,
-        block_ids: Sequence[int],
-        shape: Sequence[int],
-        dtype: str,
-        num_tokens: int,
-        *,
-        first_token: int = 0,
-        to_host: bool = False,
-    ) -> KvWriter:
+    def kv_writer(self, kv: IncomingKv) -> KvWriter:
         """See ``Backend.kv_writer``."""
-        store = self._host_store if to_host else self._store
-        return KvWriter(store, block_ids, shape, dtype, num_tokens, first_token)
+        return KvWriter(self._host_store if kv.to_host else self._store, kv)
 
     def close(self) -> None:
         """See ``Backend.close``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from headway.engine import IncomingKv
 from headway.forward_pass import ForwardPass, PassItem, Swap
 from headway.request import SamplingParams, StreamKey
 from headway_vllm.ahead import AheadBackend
@@ -97,7 +98,7 @@ class EngineByTurns:
         backend = self.backend
         filled = here[: -(-num_tokens // backend.info.block_size)]
         shape, dtype = backend.kv_shape(len(filled)), backend.info.dtype
-        writer = backend.kv_writer(there, shape, dtype, num_tokens)
+        writer = backend.kv_writer(IncomingKv(there, shape, dtype, num_tokens))
         for piece in backend.read_kv(filled):
             writer.feed(piece)
         writer.finish()

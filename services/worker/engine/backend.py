@@ -12,7 +12,7 @@ from typing import Self
 import torch
 
 from headway.cluster import TOKEN_LAYOUT
-from headway.engine import EngineInfo, KvMemory, ModelSize, PassFailure
+from headway.engine import EngineInfo, IncomingKv, KvMemory, ModelSize, PassFailure
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import PENDING, ForwardPass, HiddenStates, PassItem, PassResult, Sampled
 from headway.request import SamplingParams, StreamKey, TokenLogprobs
@@ -234,18 +234,9 @@ class TorchBackend:
         """See ``Backend.read_kv``."""
         return self._store(from_host).read(block_ids)
 
-    def kv_writer(
-        self,
-        block_ids: Sequence[int],
-        shape: Sequence[int],
-        dtype: str,
-        num_tokens: int,
-        *,
-        first_token: int = 0,
-        to_host: bool = False,
-    ) -> KvWriter:
+    def kv_writer(self, kv: IncomingKv) -> KvWriter:
         """See ``Backend.kv_writer``."""
-        return KvWriter(self._store(to_host), block_ids, shape, dtype, num_tokens, first_token)
+        return KvWriter(self._store(kv.to_host), kv)
 
     def kv_memory(self, *, is_host: bool) -> KvMemory | None:
         """See ``KvInMemory``."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headway.cluster import TOKEN_LAYOUT
-from headway.engine import Backend, PassFailure
+from headway.engine import Backend, IncomingKv, PassFailure
 from headway.errors import Code, HeadwayError
 from headway.forward_pass import PENDING, ForwardPass, PassItem, Swap
 from headway.request import StreamKey
@@ -139,7 +139,7 @@ def test_kv_moves_to_another_engine_whatever_their_blocks(
     assert len(data) == source.info.kv_num_bytes(len(held))
     blocks = [63 - n for n in range(40)]
     shape, dtype = source.kv_shape(len(held)), source.info.dtype
-    writer = target.kv_writer(blocks, shape, dtype, run.num_computed)
+    writer = target.kv_writer(IncomingKv(blocks, shape, dtype, run.num_computed))
     for start in range(0, len(data), 1000):
         writer.feed(data[start : start + 1000])
     writer.finish()
@@ -159,7 +159,7 @@ def test_kv_moves_in_rounds_out_of_and_into_host_memory(make: Make) -> None:
     first, stop = 8, run.num_computed  # two rounds: two blocks, then the rest
     for start, end, held in ((0, first, away.host_blocks[:2]), (first, stop, away.host_blocks[2:])):
         shape = source.kv_shape(len(held))
-        writer = target.kv_writer(range(6), shape, "float32", end, first_token=start, to_host=True)
+        writer = target.kv_writer(IncomingKv(range(6), shape, "float32", end, start, to_host=True))
         writer.feed(read_kv(source, held, from_host=True))
         writer.finish()
     back = Swap(run.key, tuple(range(6)), stop, tuple(range(6)))
@@ -211,7 +211,7 @@ def test_kv_that_is_not_this_models_is_refused(make: Make) -> None:
         ([-1], shape, "float32", 4),
     ):
         with pytest.raises(HeadwayError) as refused:
-            engine.kv_writer(blocks, changed, dtype, num_tokens)
+            engine.kv_writer(IncomingKv(blocks, changed, dtype, num_tokens))
         assert refused.value.code is Code.INVALID_ARGUMENT
     for num_bytes in (size - 1, size + 1):
         with pytest.raises(HeadwayError, match=f"is {num_bytes}; it must be {size}"):

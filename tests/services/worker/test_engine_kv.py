@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 
 import pytest
 
+from headway.engine import IncomingKv
 from headway.errors import Code, HeadwayError
 from tests.fakes.engine_rig import (
     Run,
@@ -64,35 +64,27 @@ def test_kv_travels_while_passes_run(llama: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "shape", "dtype", "num_tokens", "said"),
+    ("kv", "said"),
     [
-        ([0], (2, 2, 4, 2, 16), "float16", 4, "the KV's dtype is 'float16'.*float32"),
+        (([0], (2, 2, 4, 2, 16), "float16", 4), "the KV's dtype is 'float16'.*float32"),
         (
-            [0],
-            (3, 2, 4, 2, 16),
-            "float32",
-            4,
+            ([0], (3, 2, 4, 2, 16), "float32", 4),
             r"shape is \(3, 2, 4, 2, 16\).*\(2, 2, tokens, 2, 16",
         ),
-        ([0], (2, 2, 4, 4, 16), "float32", 4, "shape is"),
-        ([0], (2, 2, 4, 2), "float32", 4, "shape is"),
-        ([0], (2, 2, 4, 2, 16), "float32", 5, "computed tokens is 5"),
-        ([0], (2, 2, 4, 2, 16), "float32", 0, "computed tokens is 0"),
-        ([0], (2, 2, 8, 2, 16), "float32", 5, "computed tokens is 5; it must be at most 4"),
-        ([0], (2, 2, 10**9, 2, 16), "float32", 4, "padding"),
-        ([8], (2, 2, 4, 2, 16), "float32", 4, "block id is 8; it must be from 0 to 7"),
-        ([-1], (2, 2, 4, 2, 16), "float32", 4, "block id is -1"),
+        (([0], (2, 2, 4, 4, 16), "float32", 4), "shape is"),
+        (([0], (2, 2, 4, 2), "float32", 4), "shape is"),
+        (([0], (2, 2, 4, 2, 16), "float32", 5), "computed tokens is 5"),
+        (([0], (2, 2, 4, 2, 16), "float32", 0), "computed tokens is 0"),
+        (([0], (2, 2, 8, 2, 16), "float32", 5), "computed tokens is 5; it must be at most 4"),
+        (([0], (2, 2, 10**9, 2, 16), "float32", 4), "padding"),
+        (([8], (2, 2, 4, 2, 16), "float32", 4), "block id is 8; it must be from 0 to 7"),
+        (([-1], (2, 2, 4, 2, 16), "float32", 4), "block id is -1"),
     ],
 )
 def test_a_foreign_kv_is_refused_with_the_value_and_the_limit(
-    llama: str,
-    blocks: Sequence[int],
-    shape: tuple[int, ...],
-    dtype: str,
-    num_tokens: int,
-    said: str,
+    llama: str, kv: tuple[list[int], tuple[int, ...], str, int], said: str
 ) -> None:
     engine = load(llama, num_blocks=8, block_size=4)
     with pytest.raises(HeadwayError, match=said) as refused:
-        engine.kv_writer(blocks, shape, dtype, num_tokens)
+        engine.kv_writer(IncomingKv(*kv))
     assert refused.value.code is Code.INVALID_ARGUMENT

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from headway.blocks import blocks_for
-from headway.engine import Buffer, KvMemory
+from headway.engine import Buffer, IncomingKv, KvMemory
 from headway.errors import Code, HeadwayError, invalid
 from services.worker.engine.kv.memory import available_bytes
 
@@ -162,15 +162,8 @@ class KvWriter:
     store cannot hold, for too many bytes, and, in ``finish``, for too few.
     """
 
-    def __init__(
-        self,
-        pool: KvStore,
-        block_ids: Sequence[int],
-        shape: Sequence[int],
-        dtype: str,
-        num_tokens: int,
-        first_token: int = 0,
-    ) -> None:
+    def __init__(self, pool: KvStore, kv: IncomingKv) -> None:
+        block_ids, shape, dtype, num_tokens, first_token, _ = kv
         least = 0 if first_token else 1  # the last part may bring the end alone
         _refuse_a_foreign_kv(pool, tuple(shape), dtype, num_tokens - first_token, least)
         if blocks_for(num_tokens, pool.block_size) > len(block_ids):
