@@ -118,7 +118,7 @@ PRESETS: Mapping[str, Preset] = {
         burst="dual-signal",
         scaling="headway",
         params=_with(
-            dispatch=MappingProxyType({"passes": True}),
+            dispatch=MappingProxyType({"passes": True, "late_weight": 10.0}),
             packing=MappingProxyType({"order": "readers"}),
         ),
     ),

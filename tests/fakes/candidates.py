@@ -64,6 +64,11 @@ class Prompt:
     opens_answer: bool = True
     session_id: str = ""
     expected_output: float = 0.0
+    promised: float = 0.0
+
+    @property
+    def due_at(self) -> float:
+        return self.arrival_at + self.promised
 
     @property
     def key(self) -> StreamKey:

@@ -37,6 +37,8 @@ class RoutedPrompt:
     def arrival_at(self) -> float:
         return float(self.name)
 
+    due_at = arrival_at
+
 
 @dataclass(frozen=True)
 class HeldBeginnings:

@@ -323,11 +323,15 @@ class PrefillPool:
         rooms, chunk = instance.rooms(), instance.info.chunk_tokens
         most = chunk * len(rooms) if self.window.are_several else inf
         takes = partial(self._may_take, instance)
-        legacy, new = self.window.split(turn.keys, takes=takes, num_tokens=most)
+        steps_back = partial(self._dispatching.steps_back, now=now)
+        legacy, new = self.window.split(
+            turn.keys, takes=takes, num_tokens=most, steps_back=steps_back
+        )
         if turn.max_requests is None:
-            groups = self.window.groups(legacy, new, sum(max(0, room.capacity) for room in rooms))
+            num_tokens = sum(max(0, room.capacity) for room in rooms)
+            groups = self.window.groups(legacy, new, num_tokens, steps_back)
         else:
-            groups = [([], self.window.in_turn([*legacy, *new])[: turn.max_requests])]
+            groups = [([], self.window.in_turn([*legacy, *new], steps_back)[: turn.max_requests])]
         considered: tuple[Considered, ...] = ()
         if self._state.explains:
             considered = tuple(

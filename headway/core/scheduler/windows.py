@@ -16,6 +16,7 @@ from headway.core.scheduler.charges import Charges
 from headway.core.scheduler.places import Tracked
 from headway.core.scheduler.window import DispatchWindow, Totals, Yielding, is_left_over
 from headway.core.token_counters import OUTPUT_WEIGHT, TokenCounters
+from headway.policies.dispatch.feasibility import in_time_first
 from headway.policies.packing.flow_control import FlowControl, FlowLevel
 from headway.request import StreamKey
 from headway.service_class import ServiceClass
@@ -23,6 +24,9 @@ from headway.service_class import ServiceClass
 _MOST_EMPTY = 64
 _MOST_CHUNKS = 4
 """Times the room of a dispatch that a turn looks at, of each tenant and class."""
+
+StepsBack = Callable[[Tracked], bool]
+"""Returns whether a request lets others of its tenant go first."""
 
 Group = tuple[Sequence[Tracked], Sequence[Tracked]]
 """Requests that are packed together: left over from earlier cycles, and new."""
@@ -194,29 +198,37 @@ class TenantWindows:
         *,
         takes: Callable[[Tracked], bool] = lambda _: True,
         num_tokens: float = inf,
+        steps_back: StepsBack = lambda _: False,
     ) -> tuple[list[Tracked], list[Tracked]]:
         """Return (requests left over from earlier cycles, new requests), of these keys if given.
 
         ``takes``: returns whether a request may go where the turn is. A dispatch there has room
         for ``num_tokens``: of each tenant and class those in front are returned that might be
-        packed, by order of arrival. So a long flood costs a turn little.
+        packed, by order of arrival, and as many of those that step back. So a long flood costs a
+        turn little.
         """
         legacy: list[Tracked] = []
         new: list[Tracked] = []
         for queue in self._queues(keys):
-            for entry in self._first(filter(takes, queue), _MOST_CHUNKS * num_tokens):
+            front = self._first(filter(takes, queue), _MOST_CHUNKS * num_tokens, steps_back)
+            for entry in front:
                 (legacy if is_left_over(entry) else new).append(entry)
         return legacy, new
 
-    def _first(self, queue: Iterable[Tracked], most: float) -> Iterator[Tracked]:
-        """Yield of each class those in front, until they have ``most`` tokens."""
-        left: dict[tuple[str, str], float] = {}
+    def _first(
+        self, queue: Iterable[Tracked], most: float, steps_back: StepsBack
+    ) -> Iterator[Tracked]:
+        """Yield of each class those in front, and those that step back, until they have ``most``.
+
+        ``most``: tokens.
+        """
+        left: dict[tuple[str, str, bool], float] = {}
         for entry in queue:
             if most < inf:
-                who = whose(entry)
+                who = *whose(entry), steps_back(entry)
                 rest = left.get(who, most)
                 left[who] = rest - max(1, entry.num_tokens)
-                if rest <= 0 and not self._classed:
+                if rest <= 0 and not (self._classed or who[-1]):
                     return  # those behind are of the same tenant and class
                 if rest <= 0:
                     continue
@@ -336,35 +348,45 @@ class TenantWindows:
     # --- whose turn it is -------------------------------------------------------------
 
     def groups(
-        self, legacy: Sequence[Tracked], new: Sequence[Tracked], num_tokens: int
+        self,
+        legacy: Sequence[Tracked],
+        new: Sequence[Tracked],
+        num_tokens: int,
+        steps_back: StepsBack = lambda _: False,
     ) -> list[Group]:
         """Return the requests as (legacy, new) in the groups in which they may be packed.
 
-        Of one tenant and no class they are one group. Else the first group is what fairness gives
-        a dispatch of ``num_tokens``, and the second who is next: it may be more than fits, so that
-        it would close a unit to those before it. Then come the others, the yielding last.
+        Of one tenant and no class they are one group, and another behind readers' first tokens
+        once some of these step back. Else the first group is what fairness gives a dispatch of
+        ``num_tokens``, and the second who is next: it may be more than fits, so that it would
+        close a unit to those before it. Then come the others, the yielding last.
         """
-        if len(self._waiting) < 2 and not self._classed:
-            return [(legacy, new)]
         entries = [*legacy, *new]
+        kinds: Sequence[Sequence[Tracked]]
+        if len(self._waiting) < 2 and not self._classed:
+            kinds = in_time_first(entries, steps_back)
+            if len(kinds) == 1:
+                return [(legacy, new)]
+        else:
+            ordered = self.in_turn(entries, steps_back)
+            first = within(ordered, num_tokens)
+            following, rest = ordered[len(first) : len(first) + 1], ordered[len(first) + 1 :]
+            others, yielding = [e for e in rest if not e.yields], [e for e in rest if e.yields]
+            kinds = first, following, others, yielding
         is_legacy = {entry.key for entry in legacy}
-        ranks = {entry.key: rank for rank, entry in enumerate(self.in_turn(entries))}
-        ordered = sorted(entries, key=lambda entry: ranks[entry.key])
-        first = within(ordered, num_tokens)
-        following, rest = ordered[len(first) : len(first) + 1], ordered[len(first) + 1 :]
-        others, yielding = [e for e in rest if not e.yields], [e for e in rest if e.yields]
-        kinds = (first, following, others, yielding)
         return [
             ([e for e in kind if e.key in is_legacy], [e for e in kind if e.key not in is_legacy])
             for kind in kinds
             if kind
         ]
 
-    def in_turn(self, entries: Iterable[Tracked]) -> list[Tracked]:
+    def in_turn(
+        self, entries: Iterable[Tracked], steps_back: StepsBack = lambda _: False
+    ) -> list[Tracked]:
         """Return requests in the order in which their turns come."""
         listed = list(entries)
         if len(self._waiting) < 2 and not self._classed:
-            return listed
+            return sorted(listed, key=steps_back)
         fill = self._by_counters(entry for entry in listed if entry.yields)
         ahead: list[Tracked] = []
         left = dict(self._owed)
@@ -373,17 +395,19 @@ class TenantWindows:
             if left.get(name, 0.0) >= entry.num_tokens:
                 left[name] -= entry.num_tokens
                 ahead.append(entry)
-        others = self._by_counters(entry for entry in listed if not entry.yields)
+        others = self._by_counters((e for e in listed if not e.yields), steps_back)
         taken = {entry.key for entry in ahead}
         return [*ahead, *others, *(entry for entry in fill if entry.key not in taken)]
 
-    def _by_counters(self, entries: Iterable[Tracked]) -> list[Tracked]:
+    def _by_counters(
+        self, entries: Iterable[Tracked], steps_back: StepsBack = lambda _: False
+    ) -> list[Tracked]:
         """Return requests as their tenants' counters would have them served one by one."""
         by_tenant: dict[str, list[Tracked]] = {}
         for entry in entries:
             by_tenant.setdefault(entry.tenant, []).append(entry)
         for those in by_tenant.values():
-            those.sort(key=lambda entry: (entry.due_at, entry.key))
+            those.sort(key=lambda entry: (steps_back(entry), entry.due_at, entry.key))
         return list(by_turns(by_tenant, self.counters.of, cost_of))
 
     def _owe(self, entries: Sequence[Tracked]) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
+from typing import TypeVar
 
 from headway.bounds import Bounded, between, over
 from headway.cost.buckets import Buckets
 from headway.cost.velocity import MEDIUM_TTFT_SLO
 from headway.policies.dispatch.protocol import Waiting
 
+W = TypeVar("W", bound=Waiting)
 _SHORT, _MEDIUM, _ = Buckets().input_tokens
 
 
@@ -33,10 +35,14 @@ class TtftSlos(Bounded):
             return self.ttft_short
         return self.ttft_medium if num_tokens <= medium else self.ttft_long
 
+    def limit(self, request: Waiting) -> float:
+        """Return a request's SLO, seconds: what its class promises, else by its prompt."""
+        promised = request.due_at - request.arrival_at
+        return promised if promised > 0 else self.ttft_slo(request.num_tokens)
+
     def left(self, request: Waiting, *, now: float) -> float:
         """Return the seconds that are left of a request's SLO, the margin kept."""
-        planned = self.ttft_slo(request.num_tokens) * (1 - self.margin)
-        return planned - max(0.0, now - request.arrival_at)
+        return self.limit(request) * (1 - self.margin) - max(0.0, now - request.arrival_at)
 
 
 def infeasible(
@@ -55,3 +61,16 @@ def infeasible(
             yield request
         else:
             heapreplace(starts, ends)
+
+
+def in_time_first(waiting: Sequence[W], steps_back: Callable[[W], bool]) -> Sequence[Sequence[W]]:
+    """Return readers' first tokens but for those that step back, and behind them all others.
+
+    All as one if nobody steps back.
+    """
+    back = {request.key for request in waiting if steps_back(request)}
+    if not back:
+        return (waiting,)
+    is_ahead = [request.opens_answer and request.key not in back for request in waiting]
+    paired = [*zip(waiting, is_ahead, strict=True)]
+    return [r for r, ahead in paired if ahead], [r for r, ahead in paired if not ahead]

@@ -115,6 +115,10 @@ class Waiting(Prompted, Protocol):
     """A request of the window, as a dispatch policy sees it."""
 
     @property
+    def due_at(self) -> float:
+        """When its class has its first token due; its arrival where it has no such promise."""
+
+    @property
     def is_burst(self) -> bool:
         """True if the gateway labelled it as beyond the mean."""
 
@@ -322,6 +326,10 @@ class Dispatching(ABC):
         ``waiting``: those of the ``num_waiting`` that may be dispatched, by arrival here; of
         several tenants in turn.
         """
+
+    def steps_back(self, request: Waiting, *, now: float) -> bool:
+        """Return whether a waiting request lets others of its tenant go first."""
+        return False
 
     def wakeup(
         self, loads: Sequence[InstanceLoad], num_waiting: int, *, now: float

@@ -50,6 +50,9 @@ class SbsParams(TtftSlos):
     ``watchdog_floor``: the least watchdog, seconds, for passes shorter than a machine's hiccups.
     ``prefill_tokens_per_s``: V_P of one prefiller, which judges whether a first token can come
     within its SLO; 0: the pool's, by profile or measured, and a chunk in each T̄ before.
+    ``late_weight``: times its SLO for which a request that can come in time no more lets others
+    pass. 0: nobody does. The more, the more come in time in an overload, and the longer the others
+    take.
     """
 
     default_pass_time: float | None = over(0, default=None)
@@ -57,6 +60,7 @@ class SbsParams(TtftSlos):
     watchdog_factor: float = between(1, 1e6, default=5.0)
     watchdog_floor: float = between(0, 1e6, default=0.0)
     prefill_tokens_per_s: float = between(0, 1e12, default=0.0)
+    late_weight: float = between(0, 1e6, default=0.0)
 
 
 class StaggeredBatch(Dispatching, CostReader):
@@ -232,6 +236,20 @@ class StaggeredBatch(Dispatching, CostReader):
         first = [turn for turn in turns if turn.worker_id in idle]
         beside = [Turn(load.worker_id, CONVERTIBLE, keys=keys) for load in armed]
         return [*first, *beside, *(turn for turn in turns if turn.worker_id not in idle)]
+
+    def steps_back(self, request: Waiting, *, now: float) -> bool:
+        """Return whether it can come in time no more, and has not waited ``late_weight`` SLOs yet.
+
+        Who keeps its turn in any case: nobody reads its first token and no class promises one, or
+        its prompt alone takes too long.
+        """
+        params = self._params
+        limit = params.limit(request) if params.late_weight else 0.0
+        if now >= request.arrival_at + params.late_weight * limit:
+            return False
+        alone = request.num_tokens / (self._velocity.value or inf)
+        is_late = params.left(request, now=now) < alone <= limit * (1 - params.margin)
+        return is_late and (request.opens_answer or request.due_at > request.arrival_at)
 
     def _uncached(self, request: Waiting) -> int:
         """Return the tokens that every unit lacks of a prompt."""

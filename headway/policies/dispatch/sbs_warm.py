@@ -123,7 +123,7 @@ class WarmStaggeredBatch(StaggeredBatch):
         turns = self._turns_of_all(loads, num_waiting, now, waiting)
         if not self._passes:
             return turns
-        return [*turns, *self._passing(loads, waiting)]
+        return [*turns, *self._passing(loads, waiting, now)]
 
     def _turns_of_all(
         self,
@@ -169,7 +169,7 @@ class WarmStaggeredBatch(StaggeredBatch):
         return [*beside, *shared]
 
     def _passing(
-        self, loads: Sequence[InstanceLoad], waiting: Collection[Waiting]
+        self, loads: Sequence[InstanceLoad], waiting: Collection[Waiting], now: float
     ) -> Iterator[Turn]:
         """Yield a turn for one of those that wait and would pass what an instance owes.
 
@@ -185,13 +185,13 @@ class WarmStaggeredBatch(StaggeredBatch):
         longest = max(most.values(), default=0)
         if longest <= 0:
             return
-        for entry in self._in_turn(waiting):
+        for entry in self._in_turn(waiting, now):
             if entry.num_tokens <= longest and entry.key not in self.held:
                 able = (each for each in loads if entry.num_tokens <= most.get(each.worker_id, 0))
                 name = min(able, key=lambda load: (load.num_outstanding, load.worker_id)).worker_id
                 keys = [
                     other.key
-                    for other in islice(self._in_turn(waiting), _MOST_PASSING)
+                    for other in islice(self._in_turn(waiting, now), _MOST_PASSING)
                     if other.num_tokens <= most[name] and other.key not in self.held
                 ]
                 yield Turn(name, PASSES, 1, capped=False, keys=keys or [entry.key])
@@ -209,7 +209,7 @@ class WarmStaggeredBatch(StaggeredBatch):
         """Judge who waits, in turn, until those that may go would fill the ready units."""
         look = _Look()
         left = float(_MOST_CHUNKS * sum(load.chunk_tokens for load in ready.values()))
-        for entry in self._in_turn(waiting):
+        for entry in self._in_turn(waiting, now):
             matches = self._telling(entry)
             if left <= 0:
                 look.is_complete = matches is None and not (look.own or look.held)
@@ -222,14 +222,16 @@ class WarmStaggeredBatch(StaggeredBatch):
                 left -= entry.num_tokens
         return look
 
-    def _in_turn(self, waiting: Iterable[Waiting]) -> Iterator[Waiting]:
+    def _in_turn(self, waiting: Iterable[Waiting], now: float) -> Iterator[Waiting]:
         """Yield each tenant's and class's by arrival: next whose prompts had the fewest tokens.
 
-        So nobody's flood keeps others out of a look. Who of them goes first is the window's to say.
+        So nobody's flood keeps others out of a look, nor do those that step back. Who of them goes
+        first is the window's to say.
         """
         queues: dict[Hashable, list[Waiting]] = {}
         for entry in waiting:
-            queues.setdefault(self.whose(entry), []).append(entry)
+            who = self.whose(entry), self.steps_back(entry, now=now)
+            queues.setdefault(who, []).append(entry)
         turns = [(0, number, iter(those)) for number, those in enumerate(queues.values())]
         while len(turns) > 1:
             num_tokens, number, those = turns[0]

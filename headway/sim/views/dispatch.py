@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from functools import partial
+from heapq import nsmallest
 from math import inf
 from typing import cast
 
@@ -11,6 +12,7 @@ from headway.core.scheduler.settings import SchedulerSettings
 from headway.cost.costs import Source
 from headway.policies import registry
 from headway.policies.dispatch import Dispatching, InstanceLoad, Turn
+from headway.policies.dispatch.feasibility import in_time_first
 from headway.policies.packing import Packing
 from headway.policies.readers import GammaReader, teach
 from headway.request import StreamKey
@@ -115,14 +117,14 @@ class Dispatcher:
 
     def _use(self, turn: Turn, now: float) -> bool:
         instance = self._instances[turn.worker_id]
-        legacy, new = self._split(turn, instance)
-        assigned = self._packing.pack(
-            legacy,
-            new,
-            instance.load.rooms,
-            capped=turn.capped,
-            own={key: each.unit for key, each in turn.own.items()},
-        )
+        own = {key: each.unit for key, each in turn.own.items()}
+        assigned = [
+            each
+            for legacy, new in self._groups(turn, instance, now)
+            for each in self._packing.pack(
+                legacy, new, instance.load.rooms, capped=turn.capped, own=own
+            )
+        ]
         if not assigned:
             return False
         jobs: list[tuple[ViewRequest, Unit]] = []
@@ -139,10 +141,13 @@ class Dispatcher:
         self._dispatching.dispatched(turn, self._dispatch_id, now=now)
         return True
 
-    def _split(
-        self, turn: Turn, instance: ViewInstance
-    ) -> tuple[Sequence[ViewRequest], Sequence[ViewRequest]]:
-        """Return (requests left over from earlier cycles, new ones) that the turn may take."""
+    def _groups(
+        self, turn: Turn, instance: ViewInstance, now: float
+    ) -> list[tuple[Sequence[ViewRequest], Sequence[ViewRequest]]]:
+        """Return (requests left over from earlier cycles, new ones) that the turn may take.
+
+        Those of the first are packed first, as in the scheduler's window.
+        """
         window = self.window
         jobs: Iterable[ViewRequest] = window.values()
         if turn.keys is not None:
@@ -152,10 +157,10 @@ class Dispatcher:
             fitting = (job for job in jobs if job.num_total <= most)
         else:
             fitting = (job for job in jobs if job.num_prompt_tokens < most)
+        steps_back = partial(self._dispatching.steps_back, now=now)
         if turn.max_requests is not None:  # oldest first: those left over come first
-            return (), list(islice(fitting, turn.max_requests))
-        legacy: list[ViewRequest] = []
-        new: list[ViewRequest] = []
-        for job in fitting:
-            (legacy if job.left_over else new).append(job)
-        return legacy, new
+            return [((), nsmallest(turn.max_requests, fitting, steps_back))]
+        return [
+            ([j for j in kind if j.left_over], [j for j in kind if not j.left_over])
+            for kind in in_time_first([*fitting], steps_back)
+        ]

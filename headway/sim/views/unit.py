@@ -86,6 +86,12 @@ class ViewRequest:
         return self.request.is_read and not self.request.num_reasoning_tokens
 
     @property
+    def due_at(self) -> float:
+        """When its class has its first token due; its arrival where it has no such promise."""
+        service = self.request.standing.service
+        return self.arrival_at + (service.ttft or 0.0 if service is not None else 0.0)
+
+    @property
     def session_id(self) -> str:
         """The client's name for its conversation; "" for none."""
         return self.request.session_id

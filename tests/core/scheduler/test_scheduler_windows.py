@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -108,6 +108,43 @@ def test_what_a_worker_gives_back_is_charged_once() -> None:
 def test_within_a_tenant_the_first_due_goes_first() -> None:
     made = windows(waiting(1, service=AGENT), waiting(2), waiting(3, service=AGENT))
     assert names(made.in_turn([*made.admitted])) == [2, 1, 3]
+
+
+def late(*late_names: int) -> Callable[[Tracked], bool]:
+    """These step back."""
+    return lambda entry: entry.key.stream_id in late_names
+
+
+def test_who_steps_back_lets_its_own_tenant_pass_and_no_other() -> None:
+    made = windows(*(waiting(n, "a") for n in (1, 2, 3)), waiting(4, "b"), waiting(5, "b"))
+    in_turn = names(made.in_turn(made.admitted, late(1, 2)))
+    assert [n for n in in_turn if n <= 3] == [3, 1, 2]
+    assert [n for n in in_turn if n >= 4] == [4, 5]
+    assert {*in_turn[:2]} == {3, 4}
+
+
+def test_within_a_class_who_steps_back_goes_last_whenever_it_is_due() -> None:
+    made = windows(*(waiting(n, service=AGENT) for n in (1, 2, 3)))
+    assert names(made.in_turn(made.admitted, late(1))) == [2, 3, 1]
+
+
+def test_a_class_that_yields_asks_nobody_who_is_late() -> None:
+    made = windows(waiting(1, service=BATCH), waiting(2, service=BATCH), waiting(3))
+    assert names(made.in_turn(made.admitted, late(1))) == [3, 1, 2]
+
+
+def test_those_that_step_back_hide_nobody_from_a_turn() -> None:
+    made = windows(*(waiting(n, "a") for n in range(20)), waiting(50, "b"))
+    steps_back = late(*range(15))
+    legacy, new = made.split(num_tokens=10, steps_back=steps_back)
+    seen = names([*legacy, *new])
+    assert seen == [0, 1, 2, 3, 15, 16, 17, 18, 50]
+
+
+def test_of_one_tenant_those_that_step_back_are_packed_behind_readers_in_time() -> None:
+    made = windows(*(waiting(n) for n in range(4)))
+    groups = made.groups(*made.split(), 10, late(0, 2))
+    assert [names([*left, *new]) for left, new in groups] == [[1, 3], [0, 2]]
 
 
 def test_yielding_requests_take_what_is_left() -> None:
