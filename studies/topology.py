@@ -8,7 +8,7 @@ A request keeps a cell's limits if its first token comes in time for its prompt 
 limits), its second one inter-token limit later at most, and then no two tokens are further apart
 than that: its greatest gap counts, save for the one in which its KV is handed over. Under a limit
 unified instances have the chunk that fits it beside their batch, and requests of ours have a class
-that promises it.
+that promises both.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ class Traffic:
     def requests(self, seed: int, limit: float = inf) -> Iterator[SimRequest]:
         """Yield Poisson arrivals, the same under every limit, for long enough under each."""
         rng = random.Random(seed)
-        promise = None if limit == inf else ServiceClass("chats", tpot=limit)
+        ttft = _first_token(self.prompt)
+        promise = None if limit == inf else ServiceClass("chats", ttft=ttft, tpot=limit)
         standing, now, number = Standing(service=promise), 0.0, 0
         lasts = self._lasts
         while now < lasts or number < _LEAST_REQUESTS:

@@ -473,6 +473,21 @@ def test_a_long_prompt_waits_for_short_ones_by_so_many_times_what_it_takes(opens
     assert served(policy, [long, cached], now=3.0) == [4, 1]
 
 
+@pytest.mark.parametrize(("promised", "last"), [(2.0, 0.7), (0.9, 2.7)])
+def test_a_long_prompt_lets_no_more_pass_than_leave_it_time_for_its_promise(
+    promised: float, last: float
+) -> None:
+    """It takes 1 s, so of 2 s it has 1 to spare; with 0.9 s it would be late in any case."""
+    policy = make(prompt_weight=3.0)
+    policy.learn(Costs(prefill_per_token=0.001))
+    long = Queued(1, 0.0, num_prompt_tokens=1000, opens_answer=True, allowance=promised)
+    passes, waits = (
+        replace(long, name=n, arrival_at=last + offset, num_prompt_tokens=100)
+        for n, offset in ((2, -0.05), (3, 0.05))
+    )
+    assert served(policy, [long, waits, passes], now=3.0) == [2, 1, 3]
+
+
 def test_without_a_prompt_token_s_time_or_with_a_weight_of_0_prompts_go_by_arrival() -> None:
     long, short = Queued(1, 0.0, num_prompt_tokens=1000), Queued(2, 0.1, num_prompt_tokens=10)
     plain = make(prompt_weight=0.0)

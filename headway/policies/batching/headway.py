@@ -10,7 +10,8 @@ The order, least first:
 
 A turn is the arrival. Where a class promises a first token, it is the instant at which that is due.
 A prompt that is still computed comes ``prompt_weight`` times its own prefill time later: where
-prompts queue, a long one lets those pass that came little later and are done sooner. A request is
+prompts queue, a long one lets those pass that came little later and are done sooner. Where a class
+promises its first token, it lets no more pass than leave it time to keep that. A request is
 long once it has ``long_tokens`` output tokens that nobody reads yet, and then its turn comes
 ``long_weight`` times the time later that so many take alone. Who comes later than that does not
 pass it.
@@ -216,7 +217,10 @@ class Headway(Batching, CostReader):
         if candidate.num_output_tokens or self._per_prompt is None:
             return turn
         tokens = candidate.num_prompt_tokens - candidate.num_cached_tokens
-        return turn + params.prompt_weight * self._per_prompt.value * tokens
+        alone = self._per_prompt.value * tokens
+        spare = candidate.due_at - candidate.arrival_at - alone
+        later = params.prompt_weight * alone
+        return turn + (min(later, spare) if spare > 0 else later)
 
     def _seconds_left(self, candidate: Candidate) -> float:
         """Return what it still needs alone as predicted, by whole quanta.
