@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from headway.core.protocol import Core
+from headway.errors import invalid
 from services.runtime.span_record import SUFFIX, SpanRecord
 
 _SUFFIX = "events"
@@ -58,13 +59,20 @@ def configure(events: str, service_id: str, spans: str = "") -> None:
     """Record every core of this process from now on; an empty folder disables that.
 
     ``events``: everything, for replay. ``spans``: instants alone, if no events are recorded.
+    INVALID_ARGUMENT for a folder that cannot be made.
     """
     folder = events or spans
     _Folder.path = Path(folder) if folder else None
     _Folder.is_of_spans = not events
     _Folder.service_id = service_id
     if _Folder.path is not None:
-        _Folder.path.mkdir(parents=True, exist_ok=True)
+        try:
+            _Folder.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            option = "record_events" if events else "record_spans"
+            raise invalid(
+                option, folder, f"a folder that can be made ({error.strerror})"
+            ) from error
 
 
 def record_of(core: Core[Any, Any]) -> EventRecord | SpanRecord | None:

@@ -87,8 +87,8 @@ def run_service(
     _allow_many_files()
     names = (config.service_name(), config.service_id)
     lines = configure_logs(config.log_level, config.log_format, *names)
-    event_record.configure(config.record_events, config.service_id, config.record_spans)
     try:
+        event_record.configure(config.record_events, config.service_id, config.record_spans)
         uvloop.run(_live(config, build, lines))
     except HeadwayError as error:
         get_logger().error("cannot_start", error=error.message)

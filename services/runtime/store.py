@@ -119,7 +119,9 @@ class Store:
                 # once, at once: a connection from before a restart of the store is no outage
                 retry=Retry(NoBackoff(), 1, supported_errors=(LostConnection,)),
             )
-        except ValueError as error:
+            pool: Any = client.connection_pool
+            pool.make_connection()  # which reads what is behind the question mark
+        except (ValueError, TypeError, AttributeError, RedisError) as error:
             raise invalid("store", without_password(url), f"a redis:// URL ({error})") from error
         try:
             await _answers(client, without_password(url), patience)

@@ -131,6 +131,13 @@ async def test_a_wrong_flag_exits_with_2(tiny: Start) -> None:
         assert await running.ended() == 2
 
 
+async def test_a_folder_for_records_that_cannot_be_made_exits_with_2(tiny: Start) -> None:
+    async with tiny("--record-events", "/dev/null/records") as running:
+        refused = await running.until("cannot_start")
+        assert "record_events is '/dev/null/records'" in refused["error"]
+        assert await running.ended() == 2
+
+
 async def test_a_stop_while_it_is_starting_does_not_wait_for_the_start(tiny: Start) -> None:
     async with tiny("--trouble", "slow-start") as running:
         await running.until("loading")

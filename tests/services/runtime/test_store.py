@@ -248,6 +248,17 @@ async def test_a_store_that_hangs_is_unavailable_before_leases_run_out(cluster: 
         await store.close()
 
 
+@pytest.mark.parametrize(
+    "option", ["x=y", "retry=5", "connection_class=x", "protocol=9", "ssl_cert_reqs=zz", "db=a"]
+)
+async def test_a_wrong_option_of_the_stores_url_is_refused_at_once(option: str) -> None:
+    scheme = "rediss" if option.startswith("ssl") else "redis"
+    with pytest.raises(HeadwayError, match="must be a redis:// URL") as refused:
+        await Store.connect(f"{scheme}://:secret@127.0.0.1:1/0?{option}", "c", patience=0.0)
+    assert refused.value.code is Code.INVALID_ARGUMENT
+    assert "secret" not in refused.value.message
+
+
 async def test_connecting_gives_up_with_the_way_out_and_keeps_the_password(cluster: str) -> None:
     with pytest.raises(HeadwayError, match="--store") as refused:
         await Store.connect("redis://:secret@127.0.0.1:1/0", cluster, patience=0.0)
