@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from math import inf
 from typing import TypeVar
 
 T = TypeVar("T")
 
 _PATIENCE = 5.0
 """Seconds that a loop may be busy: a scrape takes ten at most."""
+_FRESH = 0.1
+"""Seconds for which a reading is everybody's: scrapes without end cost a loop little."""
 
 
 def on_loop(read: Callable[[], T], otherwise: T) -> Callable[[], T]:
@@ -24,9 +29,7 @@ def on_loop(read: Callable[[], T], otherwise: T) -> Callable[[], T]:
     except RuntimeError:
         return read
 
-    def ask() -> T:
-        if _is_running(loop):
-            return read()
+    def read_there() -> T:
         answer: Future[T] = Future()
 
         def reads() -> None:
@@ -43,6 +46,17 @@ def on_loop(read: Callable[[], T], otherwise: T) -> Callable[[], T]:
             return answer.result(_PATIENCE)
         except TimeoutError:
             return otherwise
+
+    lock, last, read_at = threading.Lock(), otherwise, -inf
+
+    def ask() -> T:
+        nonlocal last, read_at
+        if _is_running(loop):
+            return read()
+        with lock:
+            if time.monotonic() - read_at > _FRESH:
+                last, read_at = read_there(), time.monotonic()
+            return last
 
     return ask
 

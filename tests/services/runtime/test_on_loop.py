@@ -41,6 +41,16 @@ async def test_a_scrape_in_a_thread_reads_a_core_on_its_loop(
     assert set(seen) == {threading.get_ident()}
 
 
+async def test_scrapes_at_one_time_share_a_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FRESH", 1e9)
+    seen: list[int] = []
+    ask = on_loop(lambda: seen.append(1), None)
+    await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(20)))
+    assert seen == [1]
+    ask()
+    assert seen == [1, 1], "who is on the loop reads what is so now"
+
+
 async def test_what_goes_wrong_there_is_told_here() -> None:
     with pytest.raises(ZeroDivisionError):
         await asyncio.to_thread(on_loop(lambda: 1 // 0, 0))
