@@ -1,7 +1,10 @@
 """Defaults that more than one core or service uses, live and simulated, each said once."""
 
-WATERMARK = 0.1
-"""Share of a unit's KV blocks that dispatches and admission keep free."""
+WATERMARK = 0.01
+"""Share of a unit's KV blocks that dispatches and admission keep free, as in vLLM.
+
+Of a tenth nobody has any use: orders and MemGuard decide who yields when blocks run short.
+"""
 
 REPORT_INTERVAL = 0.05
 """Seconds between the reports of a worker that only decodes."""

@@ -74,6 +74,7 @@ class Scenario:
             placement=options.pop("placement", "iqr-lex"),
             flow_control=FlowControl(int(options.pop("cycles", "500"))),
             max_waiting=int(options.pop("max_waiting", "4096")),
+            kv_watermark=float(options.pop("watermark", "0.01")),
         )
         assert not options, f"unknown settings: {options}"
         self.scheduler = SchedulerHarness(settings, elect=False)

@@ -53,7 +53,7 @@ def test_a_batch_is_packed_over_the_instances_units() -> None:
 
 
 def test_a_prompt_waits_until_a_unit_has_kv_room_for_it() -> None:
-    scheduler = make_scheduler()
+    scheduler = make_scheduler(kv_watermark=0.1)
     info = make_info("p", blocks=20, block_size=10, chunk=500)
     scheduler.connect(info, loads=(UnitLoad(0, 0, 0, 100, 10),))
     scheduler.submit(1, 90)  # 9 blocks and the watermark's 2
