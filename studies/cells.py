@@ -81,7 +81,7 @@ class Cell:
 
     @property
     def set_ups(self) -> Sequence[str]:
-        """What every system chooses from: topologies, and chunks of unified instances."""
+        """Set-ups that every system chooses from: topologies, and chunks of unified instances."""
         return set_ups(self.topologies)
 
 

@@ -3,7 +3,7 @@
 WATERMARK = 0.01
 """Share of a unit's KV blocks that dispatches and admission keep free, as in vLLM.
 
-Of a tenth nobody has any use: orders and MemGuard decide who yields when blocks run short.
+More only makes requests wait: once blocks run short, the order and MemGuard decide who yields.
 """
 
 REPORT_INTERVAL = 0.05

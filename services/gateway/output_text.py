@@ -238,9 +238,9 @@ class OutputText:
             text = text.lstrip("\n")
             self._at_start = not text
         text = self._held_newlines + text
-        shown = max(len(text.rstrip("\n")), len(text) - _MOST_NEWLINES)
-        self._held_newlines = text[shown:]
-        return text[:shown]
+        end = max(len(text.rstrip("\n")), len(text) - _MOST_NEWLINES)
+        self._held_newlines = text[end:]
+        return text[:end]
 
 
 def _overlap(text: str, stop: str, most: int) -> int:

@@ -1,4 +1,4 @@
-"""What an event loop's objects say, for other threads."""
+"""Reads of an event loop's objects by other threads."""
 
 from __future__ import annotations
 

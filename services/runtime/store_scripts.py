@@ -6,10 +6,10 @@ ACQUIRE = """
 -- KEYS: leader, fencing. ARGV: candidate id, address, ttl in ms, the newest token it has seen.
 -- Returns the fencing token, or nil while another candidate leads.
 -- A renewal keeps the token, unless the candidate has seen a newer one: the store went back. Every
--- change of leader raises it. It is above the clock's microseconds
--- and above what the candidate has seen: it goes on rising even where the store has lost what it
--- held. Its last 16 bits also depend on the candidate's name, which is drawn anew for each term: no
--- two candidates get the same token where the store and its clock go back and nobody remembers.
+-- change of leader raises it. It is above the clock's microseconds and above what the candidate has
+-- seen: it goes on rising even where the store has lost what it held. Its last 16 bits also depend
+-- on the candidate's name, which is drawn anew for each term: no two candidates get the same token
+-- where the store and its clock go back and nobody remembers.
 -- A lease or token that cannot be read counts as none, and so does one more than a day ahead of the
 -- clock: no worker would obey it.
 local clock = redis.call('TIME')

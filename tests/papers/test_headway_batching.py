@@ -477,7 +477,7 @@ def test_a_long_prompt_waits_for_short_ones_by_so_many_times_what_it_takes(opens
 def test_a_long_prompt_lets_no_more_pass_than_leave_it_time_for_its_promise(
     promised: float, last: float
 ) -> None:
-    """It takes 1 s, so of 2 s it has 1 to spare; with 0.9 s it would be late in any case."""
+    """A prompt of 1 s has 1 s to spare of 2 s; with 0.9 s it would be late in any case."""
     policy = make(prompt_weight=3.0)
     policy.learn(Costs(prefill_per_token=0.001))
     long = Queued(1, 0.0, num_prompt_tokens=1000, opens_answer=True, allowance=promised)

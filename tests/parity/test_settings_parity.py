@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from headway.cluster import Role
+from headway.core.gateway.settings import GatewaySettings
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.cost.costs import Costs, Source
 from headway.cost.profile import load_profile
@@ -24,6 +26,8 @@ from headway.sim.worker import InstanceSpec
 from services.autoscaler.config import AutoscalerConfig
 from services.gateway.config import GatewayConfig
 from services.runtime.preset import PresetConfig
+from services.runtime.stream import Dialled
+from services.scheduler import worker_link
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
 
@@ -178,3 +182,8 @@ def test_the_link_of_moves_is_that_of_a_given_profile_or_of_the_simulated_networ
     conditions = replace(CONDITIONS, network=NetworkParams(3e9))
     simulated = cluster_spec(find_preset(name), conditions).scheduler
     assert link(simulated) == (3e9, Source.PROFILE)
+
+
+def test_a_gateway_waits_for_longer_than_a_link_needs_to_reach_a_process_again() -> None:
+    connects = signature(Dialled.__init__).parameters["connect_timeout"].default
+    assert GatewaySettings().death_patience > worker_link._LONGEST_PAUSE + connects

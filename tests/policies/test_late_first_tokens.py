@@ -1,4 +1,4 @@
-"""Who can come in time no more lets others go first, and has its turn again later."""
+"""Requests that can come in time no more let others go first, and have their turn again later."""
 
 from __future__ import annotations
 

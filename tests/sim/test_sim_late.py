@@ -53,10 +53,10 @@ def share_in_time(records: Sequence[Record]) -> float:
 def test_more_than_twice_as_many_first_tokens_come_in_time_and_nobody_starves(
     standing: Standing,
 ) -> None:
-    found = {w: simulate(spec(w), iter(prompts(standing))).records for w in (0.0, 10.0)}
-    assert all(each.finished for records in found.values() for each in records)
-    assert share_in_time(found[10.0]) > 2 * share_in_time(found[0.0])
-    longest = {w: max(each.ttft or 0.0 for each in records) for w, records in found.items()}
+    by_weight = {w: simulate(spec(w), iter(prompts(standing))).records for w in (0.0, 10.0)}
+    assert all(each.finished for records in by_weight.values() for each in records)
+    assert share_in_time(by_weight[10.0]) > 2 * share_in_time(by_weight[0.0])
+    longest = {w: max(each.ttft or 0.0 for each in records) for w, records in by_weight.items()}
     assert longest[10.0] < longest[0.0] + 10 * IN_TIME
 
 
@@ -67,8 +67,8 @@ def test_the_policies_alone_say_so_too() -> None:
 
 def test_where_all_come_in_time_nothing_changes() -> None:
     rare = [replace(each, arrival_at=2 * each.arrival_at) for each in prompts()]
-    told = [
+    outcomes = [
         [(each.request_id, each.ttft) for each in simulate(spec(w), iter(rare)).records]
         for w in (0.0, 10.0)
     ]
-    assert told[0] == told[1]
+    assert outcomes[0] == outcomes[1]

@@ -79,6 +79,7 @@ class Suspects:
         self, states: Sequence[OpenRequest], worker_id: str, process_id: str, now: float
     ) -> None:
         """Count a death that the scheduler tells for all that had the worker."""
+        # others that were told of it before had company there, and so has this one
         was_alone = len(states) == 1 and process_id not in self._died
         if process_id:
             self._told(process_id, states, now)
@@ -165,16 +166,16 @@ class Suspects:
         """
         self._heard_at.pop(worker_id, None)
         unsure = self._unsure.pop(worker_id, {})
-        found = (self._requests.find(request_id) for request_id in unsure)
-        lost = [state for state in found if state is not None and state not in had]
+        candidates = (self._requests.find(request_id) for request_id in unsure)
+        lost = [state for state in candidates if state is not None and state not in had]
         was_alone = len({*had, *lost, *others}) == 1
         death = Death(worker_id, process_id, was_alone, is_told=False)
         self._count([*had, *(each for each in lost if each.worker_id == worker_id)], death, now)
         for state in lost:
             if state.worker_id != worker_id:
                 process_id = unsure[state.request_id] or death.process_id
-                told = death._replace(process_id=process_id, is_told=True)
-                self._count([state], told, now)
+                confirmed = death._replace(process_id=process_id, is_told=True)
+                self._count([state], confirmed, now)
 
     def has_lived_with(self, state: OpenRequest) -> bool:
         """Return whether its worker has sent a batch since the request was placed there."""

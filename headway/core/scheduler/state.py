@@ -52,7 +52,7 @@ class SchedulerState:
         self.decisions: deque[Decision] = deque(maxlen=settings.num_decisions_kept)
         self.tracked: dict[StreamKey, Tracked] = {}
         self.gateways: dict[str, None] = {}
-        """Those that are connected."""
+        """Gateways that are connected."""
         self.fencing_token = 0
         self._attempts: dict[tuple[str, str], dict[StreamKey, None]] = {}
         self._ended: dict[StreamKey, Answer] = {}

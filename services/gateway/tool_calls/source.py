@@ -171,10 +171,10 @@ class GrowingText:
         parts: list[str] = []
         yield from self.value(parts.append)
         try:
-            found = json.loads("".join(parts))
+            value = json.loads("".join(parts))
         except (ValueError, RecursionError):
             return None
-        return found.encode(errors="replace").decode() if isinstance(found, str) else found
+        return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
     def argue(self) -> Reading[None]:
         """Pass on one JSON value as the newest call's arguments; a string holds their JSON."""

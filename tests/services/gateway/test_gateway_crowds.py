@@ -265,15 +265,17 @@ async def test_what_is_slow_to_prepare_leaves_a_thread_to_others(
         assert {(await each).status_code for each in slow} == {200}
 
 
+def preparation_of(template: str, folder: Path) -> preparation.Preparation:
+    (write_model(folder) / "chat_template.jinja").write_text(template)
+    return preparation.Preparation(load_model(GatewayConfig(model=str(folder))), float)
+
+
 async def test_a_template_is_slow_while_its_renders_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_model(tmp_path / "tiny")
     source = "{% for i in range(messages[0].content | int) %}{% endfor %}hi"
-    (folder / "chat_template.jinja").write_text(source)
-    model = load_model(GatewayConfig(model=str(folder)))
+    prepared = preparation_of(source, tmp_path / "tiny")
     monkeypatch.setattr(preparation, "_SLOW_RENDER", 2e-3)
-    prepared = preparation.Preparation(model, float)
 
     def render(turns: int) -> bool:
         prepared.token_ids(ChatInput([{"role": "user", "content": str(turns)}]))
@@ -287,11 +289,8 @@ async def test_a_template_is_slow_while_its_renders_are(
 async def test_a_template_that_refuses_a_long_chat_in_proportion_is_not_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_model(tmp_path / "tiny")
     source = "{{ messages[0].content | list | length }}{{ raise_exception('no') }}"
-    (folder / "chat_template.jinja").write_text(source)
-    model = load_model(GatewayConfig(model=str(folder)))
-    prepared = preparation.Preparation(model, float)
+    prepared = preparation_of(source, tmp_path / "tiny")
     seconds = iter(range(1000))
     monkeypatch.setattr(preparation, "thread_time", lambda: next(seconds) / 20)
 
