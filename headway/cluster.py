@@ -50,7 +50,10 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A worker's description; only ``role`` can change. ``num_blocks`` is per DP unit."""
+    """A worker's description; only ``role`` can change. ``num_blocks`` is per DP unit.
+
+    ``chunk_tokens``: most tokens of one DP unit in one pass, where its role has none of its own.
+    """
 
     worker_id: str
     address: str
@@ -72,6 +75,29 @@ class WorkerInfo:
     """Adapters of its model that requests may name, by name."""
     process_id: str = ""
     """Tells its process from earlier ones of the same name, "" if it does not say."""
+    prefill_chunk_tokens: int = 0
+    """The chunk while it is a prefiller, where no reader waits for a pass; 0: ``chunk_tokens``."""
+    convertible_chunk_tokens: int = 0
+    """The restricted chunk while it is a convertible decoder; 0: ``chunk_tokens``."""
+
+    @property
+    def pass_tokens(self) -> int:
+        """Most tokens of one of its units in one pass: the chunk of its role."""
+        own = 0
+        if self.role is Role.PREFILL:
+            own = self.prefill_chunk_tokens
+        elif self.role is Role.CONVERTIBLE:
+            own = self.convertible_chunk_tokens
+        return own or self.chunk_tokens
+
+    @property
+    def turn_tokens(self) -> int:
+        """C_chunk: prompt tokens that the scheduler sends one of its units at once, at most.
+
+        A prefiller's own chunk is for long prompts, and for what has come since. The scheduler
+        holds back more than this for it: its window may reorder, the prefiller's queue less.
+        """
+        return min(self.chunk_tokens, self.pass_tokens)
 
     @property
     def kv_kind(self) -> str:

@@ -522,6 +522,8 @@ class WorkerInfo(_message.Message):
     NUM_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     PROCESS_ID_FIELD_NUMBER: _builtins.int
+    PREFILL_CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    CONVERTIBLE_CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     role: Global___Role.ValueType
@@ -543,6 +545,10 @@ class WorkerInfo(_message.Message):
     """of host memory per DP unit that keep cached prefixes"""
     process_id: _builtins.str
     """tells its process from earlier ones of its name; empty: unknown"""
+    prefill_chunk_tokens: _builtins.int
+    """the chunk while it is a prefiller; 0: chunk_tokens"""
+    convertible_chunk_tokens: _builtins.int
+    """and while it is a convertible decoder"""
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
         """of its model, which requests may name"""
@@ -564,10 +570,12 @@ class WorkerInfo(_message.Message):
         num_host_blocks: _builtins.int = ...,
         adapters: _abc.Iterable[Global___Adapter] | None = ...,
         process_id: _builtins.str = ...,
+        prefill_chunk_tokens: _builtins.int = ...,
+        convertible_chunk_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_layout", b"kv_layout", "max_model_len", b"max_model_len", "model", b"model", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks", "num_units", b"num_units", "process_id", b"process_id", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "convertible_chunk_tokens", b"convertible_chunk_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_layout", b"kv_layout", "max_model_len", b"max_model_len", "model", b"model", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks", "num_units", b"num_units", "prefill_chunk_tokens", b"prefill_chunk_tokens", "process_id", b"process_id", "role", b"role", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

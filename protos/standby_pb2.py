@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/standby.proto\x12\nheadway.v1\"5\n\x0f\x41\x63tivateRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x14\n\x0c\x63hunk_tokens\x18\x02 \x01(\r\"\x0f\n\rActivateReply2M\n\x07Standby\x12\x42\n\x08\x41\x63tivate\x12\x1b.headway.v1.ActivateRequest\x1a\x19.headway.v1.ActivateReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/standby.proto\x12\nheadway.v1\"%\n\x0f\x41\x63tivateRequest\x12\x0c\n\x04role\x18\x01 \x01(\tJ\x04\x08\x02\x10\x03\"\x0f\n\rActivateReply2M\n\x07Standby\x12\x42\n\x08\x41\x63tivate\x12\x1b.headway.v1.ActivateRequest\x1a\x19.headway.v1.ActivateReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.standby_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ACTIVATEREQUEST']._serialized_start=36
-  _globals['_ACTIVATEREQUEST']._serialized_end=89
-  _globals['_ACTIVATEREPLY']._serialized_start=91
-  _globals['_ACTIVATEREPLY']._serialized_end=106
-  _globals['_STANDBY']._serialized_start=108
-  _globals['_STANDBY']._serialized_end=185
+  _globals['_ACTIVATEREQUEST']._serialized_end=73
+  _globals['_ACTIVATEREPLY']._serialized_start=75
+  _globals['_ACTIVATEREPLY']._serialized_end=90
+  _globals['_STANDBY']._serialized_start=92
+  _globals['_STANDBY']._serialized_end=169
 # @@protoc_insertion_point(module_scope)

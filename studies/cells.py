@@ -135,9 +135,9 @@ CELLS: Mapping[str, Cell] = MappingProxyType({**_DRAWN, **RECORDED, **_SCALED})
 def conditions(cell: Cell, topology: str) -> Conditions:
     """Return the GPUs in a topology, or the bounds of the autoscaler, the same for all systems."""
     profile = replace(load_profile(cell.profile), host_capacity_tokens=_HOST_TOKENS)
-    prefill = replace(profile, chunk_tokens=4096)
+    prefill = replace(profile, prefill_chunk_tokens=4096)
     kv_tokens = cell.kv_tokens or profile.kv_capacity_tokens
-    others = replace(profile, kv_capacity_tokens=kv_tokens)
+    others = replace(prefill, kv_capacity_tokens=kv_tokens)
     return Conditions(
         instances(topology, prefill, others),
         NetworkParams(profile.link_bytes_per_s),

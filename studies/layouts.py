@@ -1,7 +1,7 @@
 """Topologies of the same GPUs, by names such as ``2U`` and ``1P+2D+1C``: who does what.
 
 ``U`` instances are unified, ``P`` prefill, ``D`` decode, ``C`` are convertible decoders. ``2U/512``
-are unified ones whose passes have 512 tokens at most.
+are unified ones whose passes have 512 tokens at most, and so of every part: ``3P/8192+1D``.
 """
 
 from __future__ import annotations
@@ -50,11 +50,18 @@ def is_split(topology: str) -> bool:
 
 def instances(topology: str, prefill: Profile, others: Profile) -> Instances:
     """Return the instances of a topology, with the profile of prefillers and of all others."""
-    topology, _, chunk = topology.partition("/")
-    if chunk:
-        others = replace(others, chunk_tokens=min(int(chunk), others.chunk_tokens))
-    parts = [(int(part[:-1]), _ROLES[part[-1]]) for part in topology.split("+")]
+    parts = (part.partition("/") for part in topology.split("+"))
     return tuple(
-        (InstanceSpec(role, prefill if role is Role.PREFILL else others), count)
-        for count, role in parts
+        (_with_chunk(_ROLES[part[-1]], prefill, others, chunk), int(part[:-1]))
+        for part, _, chunk in parts
     )
+
+
+def _with_chunk(role: Role, prefill: Profile, others: Profile, chunk: str) -> InstanceSpec:
+    """Return an instance with this chunk; none larger than the profile's but a prefiller's."""
+    profile = prefill if role is Role.PREFILL else others
+    if chunk and role is Role.PREFILL:
+        profile = replace(profile, prefill_chunk_tokens=int(chunk))
+    elif chunk:
+        profile = replace(profile, chunk_tokens=min(int(chunk), profile.chunk_tokens))
+    return InstanceSpec(role, profile)

@@ -8,7 +8,8 @@ A request keeps a cell's limits if its first token comes in time for its prompt 
 limits), its second one inter-token limit later at most, and then no two tokens are further apart
 than that: its greatest gap counts, save for the one in which its KV is handed over. Under a limit
 unified instances have the chunk that fits it beside their batch, and requests of ours have a class
-that promises both.
+that promises both. Prefillers have a chunk of their own: 4,096 tokens, and under the plain order
+2,048 or 8,192 where that is better. Attention costs the same however a prompt is cut.
 """
 
 from __future__ import annotations
@@ -51,7 +52,14 @@ PLAIN, OURS = "vllm-like", "headway"
 UNIFIED = f"{NUM_GPUS}U"
 SPLITS = tuple(f"{n}P+{NUM_GPUS - n}D" for n in range(1, NUM_GPUS))
 CONVERTIBLE = "1P+2D+1C"
-TOPOLOGIES = (UNIFIED, *SPLITS, CONVERTIBLE)
+PREFILL_CHUNK, OTHER_CHUNKS = 4096, (2048, 8192)
+"""Tokens of a prefiller's pass, and what the plain order tries, too."""
+TOPOLOGIES = (
+    UNIFIED,
+    *SPLITS,
+    *(f"{n}P/{chunk}+{NUM_GPUS - n}D" for chunk in OTHER_CHUNKS for n in range(1, NUM_GPUS)),
+    CONVERTIBLE,
+)
 TTFT_LIMITS = ((256, 0.25), (1024, 0.4), (1 << 30, 2.0))
 SCALING = TopologyParams()
 """The study chooses with what the scaling policy ``headway`` has."""
@@ -160,30 +168,29 @@ class Traffic:
         prompt, output = (round(mean * _SPREAD[1]) for mean in (self.prompt, self.output))
         longest = SimRequest("longest", 0.0, prompt, output)
         mean = SimRequest("mean", 0.0, self.prompt, self.output)
-        specs = [_spec(PLAIN, UNIFIED, self.chunk(limit, 0.0)) for limit in LIMITS]
-        specs.append(_spec(PLAIN, SPLITS[0], _gpu().chunk_tokens))
+        specs = [self.spec(PLAIN, UNIFIED, self.chunk(limit, 0.0)) for limit in LIMITS]
+        specs.append(self.spec(PLAIN, SPLITS[0], _gpu().chunk_tokens))
         return 1.05 * NUM_RESIDENCES * max(Residence.on(s, [mean]).of(longest) for s in specs)
+
+    def spec(self, order: str, topology: str, chunk_tokens: int) -> ClusterSpec:
+        """Return a cluster: ``4U`` with this chunk, or ``2P+2D``."""
+        gpu = _gpu()
+        others = replace(gpu, chunk_tokens=chunk_tokens) if topology == UNIFIED else gpu
+        preset = PRESETS[order]
+        if topology == CONVERTIBLE and order == PLAIN:
+            preset = preset.but({"dispatch": "tokenscale"})  # the plain one knows no convertibles
+        network = NetworkParams(gpu.link_bytes_per_s)
+        kinds = instances(topology, gpu, others)
+        return spec_of(preset, Conditions(kinds, network, limits=UNLIMITED))
 
 
 @cache
 def _gpu() -> Profile:
-    return load_profile(PROFILE)
+    return replace(load_profile(PROFILE), prefill_chunk_tokens=PREFILL_CHUNK)
 
 
 def _even(rng: random.Random, mean: int) -> int:
     return max(1, round(mean * rng.uniform(*_SPREAD)))
-
-
-def _spec(order: str, topology: str, chunk_tokens: int) -> ClusterSpec:
-    """Return a cluster: ``4U`` with this chunk, or ``2P+2D``."""
-    others = replace(_gpu(), chunk_tokens=chunk_tokens) if topology == UNIFIED else _gpu()
-    network = NetworkParams(_gpu().link_bytes_per_s)
-    preset = PRESETS[order]
-    if topology == CONVERTIBLE and order == PLAIN:
-        preset = preset.but({"dispatch": "tokenscale"})  # the plain one knows no convertibles
-    return spec_of(
-        preset, Conditions(instances(topology, _gpu(), others), network, limits=UNLIMITED)
-    )
 
 
 # --- runs -----------------------------------------------------------------------------
@@ -221,7 +228,7 @@ def measure(job: Job) -> Row:
     """Run once; the job's rate is the load."""
     traffic = next(t for t in TRAFFIC if (t.name, t.load) == (job.scenario, job.rate))
     order, topology, limit = next(s for s in systems(traffic) if s.name == job.system)
-    spec = _spec(order, topology, traffic.chunk(limit if order == PLAIN else inf))
+    spec = traffic.spec(order, topology, traffic.chunk(limit if order == PLAIN else inf))
     records = run(spec, traffic.requests(job.seed, limit if order == OURS else inf)).records
     judged_by = LIMITS if order == PLAIN and topology != UNIFIED else (limit,)
     return {

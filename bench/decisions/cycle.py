@@ -126,7 +126,7 @@ def planning(scale: float) -> tuple[str, Callable[[], Callable[[], object]]]:
     most = num_running * PROMPT_TOKENS
     info = WorkerInfo("w", "w", Role.UNIFIED, "m", 1, most, _BLOCK, num_blocks, most, 1)
     state = WorkerState(info, (), WorkerSettings(prefix_caching=True))
-    planner = PassPlanner(registry.make("batching", "headway"), Limits(most, 0.1))
+    planner = PassPlanner(registry.make("batching", "headway"), Limits(0.1))
     for number in range(num_running):
         state.queue(_request(number), 0)
 

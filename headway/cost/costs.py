@@ -75,14 +75,19 @@ class Costs(Bounded):
     def of(cls, instances: Sequence[tuple[Role, Profile]]) -> Costs:
         """Return the costs of instances with these profiles; the first of a role stands for all."""
         profile = instances[0][1]
-        prefill = next((each for role, each in instances if role.prefills), None)
+        prefillers = [
+            each.in_role(role) if role is Role.PREFILL else each
+            for role, each in instances
+            if role.prefills
+        ]
         decode = next((each for role, each in instances if role.decodes), None)
         costs = cls(
             swap_per_token=2 * profile.swap_per_token if profile.host_capacity_tokens else 0.0,
             profile=profile,
             link_bytes_per_s=profile.link_bytes_per_s,
         )
-        if prefill is not None:
+        if prefillers:
+            prefill = prefillers[0]
             costs = costs.with_prefill(prefill.pass_time, prefill.chunk_tokens, prefill.num_units)
             velocity = prefill.prefill_tokens_per_s or costs.prefill_tokens_per_s
             network = prefill.network_tokens_per_s or 0.0

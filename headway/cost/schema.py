@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from headway.bounds import Bounded, between, over
+from headway.cluster import Role
 from headway.cost.buckets import BUCKET_NAMES, NUM_BUCKETS, Buckets
 from headway.cost.pass_time import PassTime
 from headway.cost.velocity import Memory, convertible_velocity
@@ -47,6 +48,7 @@ class Profile(Bounded):
     link_bytes_per_s: float = over(0, default=12.5e9)
     start_up: float = between(0, 1e6, default=5.0)
     convertible_chunk_tokens: int | None = between(1, _MOST, default=None)
+    prefill_chunk_tokens: int | None = between(1, _MOST, default=None)
     prefill_tokens_per_s: float | None = over(0, default=None)
     network_tokens_per_s: float | None = over(0, default=None)
     convertible_tokens_per_s: float | None = over(0, default=None)
@@ -66,13 +68,17 @@ class Profile(Bounded):
             require_over(f"decode_tokens_per_s {name}", velocity, 0)
         object.__setattr__(self, "decode_tokens_per_s", tuple(self.decode_tokens_per_s))
 
-    def as_convertible(self) -> Profile:
-        """Return the same deployment as a convertible decoder, with its restricted chunk.
+    def in_role(self, role: Role) -> Profile:
+        """Return the same deployment with the chunk of a role.
 
-        HeadwayError without one.
+        HeadwayError for a convertible decoder without a restricted one.
         """
-        chunk = self._known("convertible_chunk_tokens", self.convertible_chunk_tokens)
-        return replace(self, chunk_tokens=int(chunk))
+        if role is Role.CONVERTIBLE:
+            chunk = self._known("convertible_chunk_tokens", self.convertible_chunk_tokens)
+            return replace(self, chunk_tokens=int(chunk))
+        if role is Role.PREFILL and self.prefill_chunk_tokens:
+            return replace(self, chunk_tokens=self.prefill_chunk_tokens)
+        return self
 
     # --- what a stage releases ----------------------------------------------------------
 

@@ -4,7 +4,7 @@ A pass takes ``base + b·prompt tokens + (c + d·k)·batch``, where k is the KV 
 So a request of p prompt and o output tokens adds ``w_P = b·p`` and ``w_D = o·(c + d·k)`` seconds to
 passes, whoever computes it. What differs is how many share ``base``:
 
-- A **prefiller** pays it once a chunk of C tokens: ``w_P + base·p/C``.
+- A **prefiller** pays it once a chunk of C tokens: ``w_P + base·p/C``; C may be its own.
 - A **decoder** whose tokens may come L seconds apart pays it once in L: ``w_D / (1 − base/L)``; and
   its memory lets B requests share it at most: ``w_D + base·o/B``.
 - A **unified instance** computes prompts in the passes that decode. Under L the prompts, too, have
@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, inf
 
+from headway.cluster import Role
 from headway.cost.schema import Profile
 
 _EPSILON = 1e-9  # 2.0000000001 instances are 2
@@ -59,7 +60,10 @@ class RequestCost:
 
 
 def prefill_seconds(demand: Demand, profile: Profile, chunk_tokens: float) -> float:
-    """Return what a prompt adds to the passes that compute it in chunks (w_P), seconds."""
+    """Return what a prompt adds to the passes that compute it in chunks (w_P), seconds.
+
+    Attention within the profile's chunk is in the time of a token, so larger chunks save none.
+    """
     prompt, times = demand.prompt_tokens, profile.pass_time
     context = prompt * max(0.0, prompt - chunk_tokens) / 2
     return times.per_prefill_token * prompt + times.per_prefill_context * context
@@ -101,6 +105,7 @@ def request_cost(demand: Demand, profile: Profile, limit: float = inf) -> Reques
     room = min(profile.max_batch, profile.kv_capacity_tokens / max(demand.kv_tokens, 1.0))
     a_batch = base * demand.output_tokens / max(room, 1.0)
     a_chunk = base * demand.prompt_tokens / chunk
+    of_prefiller = base * demand.prompt_tokens / profile.in_role(Role.PREFILL).chunk_tokens
     alone = Demand(0.0, demand.prompt_tokens, demand.output_tokens, demand.kv_tokens)
     small = max(1.0, chunk_within(alone, profile, limit))
     decode = decode_seconds(demand, profile)
@@ -108,7 +113,7 @@ def request_cost(demand: Demand, profile: Profile, limit: float = inf) -> Reques
     num_units = profile.num_units
     return RequestCost(
         max(both / left if left > 0 else inf, both + max(a_chunk, a_batch)) / num_units,
-        (prefill_seconds(demand, profile, chunk) + a_chunk) / num_units,
+        (prefill_seconds(demand, profile, chunk) + of_prefiller) / num_units,
         max(decode / left if left > 0 else inf, decode + a_batch) / num_units,
     )
 

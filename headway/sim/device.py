@@ -75,15 +75,17 @@ class _Running:
 class Device:
     """A device that runs a worker's passes: its DP units in lock-step, by ``pass_time``'s gate.
 
-    ``blocks_per_unit`` tells an item's unit from its block table. ``swap_per_token``: seconds to
-    move a token's KV to or from host memory. ``pace``: of a machine that is not always as fast;
-    passes then have one step each.
+    Attention within ``chunk_tokens`` of a prompt is in the time of a token; a longer part attends
+    to more. ``blocks_per_unit`` tells an item's unit from its block table. ``swap_per_token``:
+    seconds to move a token's KV to or from host memory. ``pace``: of a machine that is not always
+    as fast; passes then have one step each.
     """
 
     def __init__(
         self,
         kernel: Kernel,
         pass_time: PassTime,
+        chunk_tokens: int,
         blocks_per_unit: int,
         swap_per_token: float,
         lengths: Mapping[StreamKey, TrueLengths],
@@ -92,6 +94,7 @@ class Device:
     ) -> None:
         self._kernel = kernel
         self._pass_time = pass_time
+        self._chunk_tokens = chunk_tokens
         self._blocks_per_unit = blocks_per_unit
         self._swap_per_token = swap_per_token
         self._lengths = lengths
@@ -230,7 +233,7 @@ class Device:
                 share[3] += item.start + 1
             else:
                 share[0] += count
-                share[1] += count * item.start
+                share[1] += count * item.start + count * max(0, count - self._chunk_tokens) // 2
         return [Share(*share) for share in sums.values()]
 
     def _end(self) -> None:

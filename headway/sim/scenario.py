@@ -54,6 +54,8 @@ _COUNTS = (
     "block_size",
     "max_batch",
     "num_gpus",
+    "prefill_chunk_tokens",
+    "convertible_chunk_tokens",
 )
 _CHANGES = (*_COUNTS, "start_up")
 _LEAST_INTERVAL, _MOST_INTERVAL = 0.001, 60.0  # seconds between two reports of a worker

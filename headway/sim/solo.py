@@ -23,7 +23,7 @@ class SoloTime:
         kinds = [kind for kind, _ in instances]
         prefill = next((k for k in kinds if k.role in (Role.PREFILL, Role.UNIFIED)), kinds[0])
         decode = next((k for k in kinds if k.role in (Role.DECODE, Role.UNIFIED)), kinds[0])
-        return cls(prefill.profile, decode.profile)
+        return cls(prefill.deployed, decode.deployed)
 
     def of(self, num_prompt_tokens: int, num_output_tokens: int) -> float:
         """Return prefill in chunks and then one token a pass, seconds."""

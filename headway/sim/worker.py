@@ -78,9 +78,8 @@ class InstanceSpec:
 
     @property
     def deployed(self) -> Profile:
-        """The profile, with the restricted chunk of a convertible decoder."""
-        is_convertible = self.role is Role.CONVERTIBLE
-        return self.profile.as_convertible() if is_convertible else self.profile
+        """The profile, with the chunk of its role."""
+        return self.profile.in_role(self.role)
 
     @property
     def _num_host_blocks(self) -> int:
@@ -90,7 +89,7 @@ class InstanceSpec:
 
     def info(self, worker_id: str) -> WorkerInfo:
         """Return its description for the scheduler."""
-        profile = self.deployed
+        profile = self.profile
         return WorkerInfo(
             worker_id=worker_id,
             address=worker_id,
@@ -104,6 +103,8 @@ class InstanceSpec:
             kv_bytes_per_token=profile.kv_bytes_per_token,
             kv_layout=TOKEN_LAYOUT if self.planner == HEADWAY else "",
             num_host_blocks=self._num_host_blocks,
+            prefill_chunk_tokens=profile.prefill_chunk_tokens or 0,
+            convertible_chunk_tokens=profile.convertible_chunk_tokens or 0,
         )
 
 
@@ -160,6 +161,7 @@ class SimWorker:
         self.device = Device(
             around.kernel,
             spec.profile.pass_time,
+            spec.profile.chunk_tokens,
             info.num_blocks,
             spec.profile.swap_per_token,
             lengths,

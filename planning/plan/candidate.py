@@ -124,7 +124,7 @@ class Sizing:
         return " ".join((self.topology, "/".join(profiles), self.preset, *self.settings))
 
     def deployed(self, role: Role) -> Profile:
-        """Return the profile of its instances of a role, with a convertible decoder's chunk."""
+        """Return the profile of its instances of a role, with the chunk of that."""
         return self._kind(role).deployed
 
     def but(self, **counts: int) -> Sizing:

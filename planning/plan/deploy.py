@@ -12,7 +12,12 @@ from planning.plan.candidate import Sizing
 from planning.plan.emit import EMITTERS, flags, refused
 from planning.plan.space import Space, differences
 
-_ON_A_WORKER = ("chunk_tokens", "num_units")
+_ON_A_WORKER = (
+    "chunk_tokens",
+    "prefill_chunk_tokens",
+    "convertible_chunk_tokens",
+    "num_units",
+)
 """Fields of a profile that a worker's own options say."""
 
 

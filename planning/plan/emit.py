@@ -25,15 +25,15 @@ _IN_KUBERNETES = (Role.PREFILL, Role.DECODE, Role.CONVERTIBLE)
 def flags(plan: Sizing, model: str, bounds: Autoscaling | None = None, profile: str = "") -> str:
     """Return the command that starts it on one machine; ``bounds``: of an autoscaled fleet.
 
-    ``profile``: the name or file by which it is found. HeadwayError where the chunks of roles
-    differ, as a convertible decoder's does: the command has one for all workers.
+    ``profile``: the name or file by which it is found. HeadwayError where prefillers have a chunk
+    that is not their own alone (``prefill_chunk_tokens``): the command has one for all workers.
     """
-    chunks = {plan.deployed(role).chunk_tokens for role in plan.counts}
-    if len(chunks) > 1:
+    chunk, of_prefillers = plan.back.chunk_tokens, plan.front.chunk_tokens
+    if plan.prefill and chunk != of_prefillers:
         message = (
-            f"the workers of {plan.topology} compute {_in_words(chunks)} tokens a pass, and "
-            "`headway up` has one --worker.chunk-tokens for all: choose --emit compose or "
-            "kubernetes"
+            f"the workers of {plan.topology} have chunks of {chunk} and {of_prefillers} tokens, "
+            "and `headway up` has one --worker.chunk-tokens for all: choose --emit compose or "
+            "kubernetes, or a profile with prefill_chunk_tokens"
         )
         raise refused(message)
     words = ["headway", "up", "--model", model, "--device", "cuda", "--preset", plan.preset]
@@ -49,7 +49,11 @@ def flags(plan: Sizing, model: str, bounds: Autoscaling | None = None, profile: 
         words += ["--set", setting]
     if plan.back.num_units > 1:
         words += ["--dp", str(plan.back.num_units)]
-    words += ["--worker.chunk-tokens", *map(str, chunks)]
+    words += ["--worker.chunk-tokens", str(chunk)]
+    for role in (Role.PREFILL, Role.CONVERTIBLE):
+        own = plan.deployed(role).chunk_tokens if counts[role] else chunk
+        if own != chunk:
+            words += [f"--worker.{role.value}-chunk-tokens", str(own)]
     return shlex.join(words) + "\n"
 
 
@@ -228,16 +232,15 @@ def _numbers(plan: Sizing) -> Iterator[str]:
 def _options(plan: Sizing, role: Role) -> Mapping[str, str]:
     """Return a worker's own options: what is simulated is not what it has by default."""
     profile = plan.deployed(role)
-    units = {"HEADWAY_DP": str(profile.num_units)} if profile.num_units > 1 else {}
-    return {"HEADWAY_CHUNK_TOKENS": str(profile.chunk_tokens), **units}
+    own = {"HEADWAY_DP": str(profile.num_units)} if profile.num_units > 1 else {}
+    if role is Role.PREFILL and (longer := plan.front.prefill_chunk_tokens):
+        own["HEADWAY_PREFILL_CHUNK_TOKENS"] = str(longer)
+        profile = plan.front
+    return {"HEADWAY_CHUNK_TOKENS": str(profile.chunk_tokens), **own}
 
 
 def _num_gpus(plan: Sizing, role: Role) -> int:
     return plan.deployed(role).num_gpus
-
-
-def _in_words(numbers: Iterable[int]) -> str:
-    return " and ".join(str(each) for each in sorted(numbers))
 
 
 def refused(message: str) -> HeadwayError:

@@ -236,7 +236,7 @@ def worker_spec(
     flags = (
         *(*_policy_flags(options), *_model_flags(options), "--role", role),
         *("--device", device, "--dtype", options.dtype, "--dp", str(options.dp)),
-        *("--num-threads", str(num_threads), *_chunk_flags(options, role)),
+        *("--num-threads", str(num_threads), *_chunk_flags(options)),
         *_share_flags(options, num_workers, num_gpus),
     )
     spec = _spec(options, "worker", service_id, *flags, role=role)
@@ -355,12 +355,16 @@ def _autoscaler_flags(options: ClusterOptions) -> tuple[str, ...]:
     )
 
 
-def _chunk_flags(options: ClusterOptions, role: str) -> tuple[str, ...]:
-    """Return a convertible decoder's chunk, which its profile knows."""
-    if not options.policies.profile or role != "convertible":
+def _chunk_flags(options: ClusterOptions) -> tuple[str, ...]:
+    """Return the chunks of roles that the profile knows: a worker may change its role."""
+    if not options.policies.profile:
         return ()
-    chunk = load_profile(options.policies.profile).convertible_chunk_tokens
-    return () if chunk is None else ("--chunk-tokens", str(chunk))
+    profile = load_profile(options.policies.profile)
+    chunks = {
+        "--prefill-chunk-tokens": profile.prefill_chunk_tokens,
+        "--convertible-chunk-tokens": profile.convertible_chunk_tokens,
+    }
+    return tuple(text for flag, chunk in chunks.items() if chunk for text in (flag, str(chunk)))
 
 
 def _share_flags(options: ClusterOptions, num_workers: int, num_gpus: int) -> tuple[str, ...]:

@@ -78,11 +78,9 @@ class StandbyWorkers:
 
     async def _tell(self, process: SupervisedProcess, address: str) -> None:
         """Start anew, with its role, a worker that cannot be told."""
-        flags = process.spec.flags
-        chunk = flags[flags.index("--chunk-tokens") + 1] if "--chunk-tokens" in flags else "0"
         async with open_channel(address, self._config, ServiceRole.WORKER) as channel:
             try:
-                await wire.activate(channel, process.spec.role, int(chunk), within=_CALL_TIMEOUT)
+                await wire.activate(channel, process.spec.role, within=_CALL_TIMEOUT)
             except HeadwayError as error:
                 worker_id = process.spec.service_id
                 get_logger().warning("standby_lost", worker_id=worker_id, error=error.message)

@@ -74,12 +74,23 @@ class EngineConfig(PresetConfig):
         "prefixes, GiB; 0: none",
     )
     chunk_tokens: int = Field(512, ge=1, description="most tokens of a DP unit in one pass")
+    prefill_chunk_tokens: int = Field(
+        0, ge=0, description="the same while its role is prefill; 0: as chunk_tokens"
+    )
+    convertible_chunk_tokens: int = Field(
+        0, ge=0, description="the same while its role is convertible; 0: as chunk_tokens"
+    )
     max_model_len: int = Field(0, ge=0, description="prompt + output tokens; 0: the model's own")
     lora: Adapters = Field(
         default_factory=dict,
         description="LoRA adapters of the model by the names that requests use: NAME=FOLDER; "
         "give it once for each",
     )
+
+    @property
+    def most_pass_tokens(self) -> int:
+        """Return the most tokens of a DP unit in one pass, whatever its role becomes."""
+        return max(self.chunk_tokens, self.prefill_chunk_tokens, self.convertible_chunk_tokens)
 
     @property
     def tokens_per_block(self) -> int:

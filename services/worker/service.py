@@ -252,6 +252,8 @@ def _info(config: WorkerConfig, address: str, engine: EngineInfo, process_id: st
         model=name_of_model(config),
         num_units=config.dp,
         chunk_tokens=config.chunk_tokens,
+        prefill_chunk_tokens=config.prefill_chunk_tokens,
+        convertible_chunk_tokens=config.convertible_chunk_tokens,
         block_size=engine.block_size,
         num_blocks=engine.num_blocks // config.dp,
         max_model_len=config.max_model_len or engine.max_model_len,

@@ -43,7 +43,7 @@ class Standby(standby_pb2_grpc.StandbyServicer):
         finally:
             await lease.stop()
 
-    def activate(self, role: str, chunk_tokens: int) -> None:
+    def activate(self, role: str) -> None:
         """See ``protos/standby.proto``."""
         if role not in [each.value for each in Role]:
             raise invalid("role", role, f"one of {', '.join(each.value for each in Role)}")
@@ -56,12 +56,11 @@ class Standby(standby_pb2_grpc.StandbyServicer):
                 message = f"role is {role!r}; this worker is a {self._config.result().role} one"
                 raise HeadwayError(Code.FAILED_PRECONDITION, message)
             return
-        chosen = {"role": role, "chunk_tokens": chunk_tokens or config.chunk_tokens}
-        self._config.set_result(config.model_copy(update=chosen))
+        self._config.set_result(config.model_copy(update={"role": role}))
 
     async def Activate(  # noqa: N802 (the proto's name)
         self, request: standby_pb2.ActivateRequest, context: _Context
     ) -> standby_pb2.ActivateReply:
         """See ``protos/standby.proto``."""
-        self.activate(request.role, request.chunk_tokens)
+        self.activate(request.role)
         return standby_pb2.ActivateReply()

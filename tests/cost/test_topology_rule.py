@@ -37,6 +37,17 @@ def test_without_a_limit_a_chunk_and_a_batch_share_the_base_of_a_pass() -> None:
     assert cost.unified == pytest.approx(0.110 + 0.010)  # both in the same passes
 
 
+def test_a_prefiller_pays_the_base_once_a_chunk_of_its_own() -> None:
+    """Its prompts attend to themselves as before, however they are cut."""
+    deep = replace(ROUND, pass_time=replace(ROUND.pass_time, per_prefill_context=1e-7))
+    long = Demand.of(1.0, 4000, 100)
+    usual, longer = (
+        request_cost(long, replace(deep, prefill_chunk_tokens=chunk)) for chunk in (None, 2000)
+    )
+    assert usual.prefill - longer.prefill == pytest.approx(2 * 0.010)
+    assert (usual.unified, usual.decode) == (longer.unified, longer.decode)
+
+
 def test_under_a_limit_prompts_have_only_what_the_base_leaves_of_a_pass() -> None:
     cost = request_cost(REQUEST, ROUND, 0.020)  # half of every pass is its base
     assert cost.unified == pytest.approx(2 * 0.110)

@@ -139,7 +139,7 @@ def make_planned(
     lengths: dict[StreamKey, int] = {}
     settings = WorkerSettings(end_of_reasoning=(MARKER,), host_tokens=host_tokens, reader_pace=pace)
     state = WorkerState(info, [0], settings, lengths.__getitem__)
-    planner = PassPlanner(policy, Limits(chunk, watermark, max_running))
+    planner = PassPlanner(policy, Limits(watermark, max_running))
     return Planned(state, planner, policy, lengths=lengths)
 
 

@@ -29,10 +29,14 @@ def make_worker(
     units: int = 1,
     batching: Batching | None = None,
     adapters: tuple[Adapter, ...] = (),
+    own_chunks: tuple[int, int] = (0, 0),
     **settings: Any,
 ) -> WorkerHarness:
     info = WorkerInfo(
-        *("w", "w:1", role, "m", units, chunk, block_size, blocks, 1000, 8), adapters=adapters
+        *("w", "w:1", role, "m", units, chunk, block_size, blocks, 1000, 8),
+        adapters=adapters,
+        prefill_chunk_tokens=own_chunks[0],
+        convertible_chunk_tokens=own_chunks[1],
     )
     core = WorkerCore(
         info, [EOS], batching or Sarathi(), WorkerSettings(**{"move_rounds": 0, **settings})

@@ -46,11 +46,11 @@ def test_the_velocity_follows_the_decode_batch_of_now() -> None:
 
 
 def test_a_convertible_decoder_is_a_decoder_with_a_restricted_chunk() -> None:
-    convertible = A100.as_convertible()
+    convertible = A100.in_role(Role.CONVERTIBLE)
     assert convertible.chunk_tokens == A100.convertible_chunk_tokens
     assert convertible.kv_capacity_tokens == A100.kv_capacity_tokens
     with pytest.raises(HeadwayError, match="has no convertible_chunk_tokens"):
-        load_profile("deepseek-v3-h800-decode-dp32").as_convertible()
+        load_profile("deepseek-v3-h800-decode-dp32").in_role(Role.CONVERTIBLE)
 
 
 def test_reserved_memory_is_what_arrives_within_the_ttft_slo() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.cluster import Role
 from headway.cost.fit import MeasuredPass
 from headway.cost.pass_time import PassTime, Share
 from headway.cost.profile import parse_profile, profile_text
@@ -106,7 +107,7 @@ def test_a_measured_profile_has_all_that_an_autoscaler_asks_for(tmp_path: Path) 
     assert measured.device == "CPU, threads a worker: 1"
     profile = with_chunk(measured, 0.1)
     assert registry.make("scaling", "tokenscale", profile=profile).name == "tokenscale"
-    assert profile.as_convertible().chunk_tokens > 0
+    assert profile.in_role(Role.CONVERTIBLE).chunk_tokens > 0
     assert profile.convertible_velocity(None, 0.1) > 0
     assert "TPOT of 0.1 s" in profile.origin
     assert parse_profile(profile_text(profile), "it") == profile

@@ -60,6 +60,22 @@ def test_the_flags_give_every_worker_the_chunk_and_the_units_of_the_plan() -> No
     }
 
 
+def test_a_role_has_its_own_chunk_whatever_it_is_deployed_by() -> None:
+    """A prefiller's and a convertible's; the scheduler sends the chunk of all others at once."""
+    longer = replace(SMALL_CHUNK, prefill_chunk_tokens=4096)
+    plan = pair(longer, longer, prefill=1, decode=1, convertible=1)
+    words = shlex.split(emitted("flags", plan))
+    args, service_flags = command_line().parse_known_args(words[1:])
+    specs = process_specs(cluster_options(args, service_flags), 4, 3)
+    own = H100.convertible_chunk_tokens
+    for config in (read_config(WorkerConfig, x.flags) for x in specs if x.service == "worker"):
+        chunks = config.prefill_chunk_tokens, config.convertible_chunk_tokens
+        assert (config.chunk_tokens, *chunks) == (2048, 4096, own)
+    prefill = yaml.safe_load(emitted("compose", plan))["services"]["plan-prefill-1"]
+    longer_chunk = prefill["environment"]["HEADWAY_PREFILL_CHUNK_TOKENS"]
+    assert (prefill["environment"]["HEADWAY_CHUNK_TOKENS"], longer_chunk) == ("2048", "4096")
+
+
 def test_the_flags_name_the_file_of_a_profile(tmp_path: Path) -> None:
     file = tmp_path / "my profile.toml"
     save_profile(MINE, file)
@@ -183,7 +199,6 @@ A100 = load_profile("llama-8b-a100")
             r"changes kv_capacity_tokens \(99999, 410000\)",
         ),
         (["flags"], pair(H100, SMALL_CHUNK), "2048 and 8192.*--emit compose or kubernetes"),
-        (["flags"], pair(prefill=1, decode=1, convertible=1), "--emit compose or kubernetes"),
         (["kubernetes"], pair(unified=2), "--topologies disaggregated"),
     ],
 )

@@ -56,7 +56,7 @@ def ends(runs_ahead: bool, lengths: dict[int, int], chunk: int) -> tuple[dict[in
         node.post(result)
 
     known = {StreamKey("g", n): Length(length) for n, length in lengths.items()}
-    device = Device(kernel, PassTime(0.01), 100, 0.0, known, ended)
+    device = Device(kernel, PassTime(0.01), 512, 100, 0.0, known, ended)
     node = Node(kernel, core, perform)
     batch = UnitBatch(0, tuple(request_of(n, 6) for n in lengths))
     kernel.at(0.0, partial(node.post, Dispatch(1, (batch,))))

@@ -46,6 +46,8 @@ def test_unified_instances_are_tried_with_smaller_chunks_too() -> None:
     assert kind.profile == replace(profile, chunk_tokens=512)
     small = replace(profile, chunk_tokens=256)
     assert instances("2U/512", profile, small)[0][0].profile == small
+    prefiller, decoder = (kind for kind, _ in instances("1P/8192+1D", profile, profile))
+    assert (prefiller.deployed.chunk_tokens, decoder.deployed) == (8192, profile)
 
 
 def _carries(job: Job) -> Row:

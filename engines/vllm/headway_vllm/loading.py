@@ -139,11 +139,12 @@ def load_parts(config: WorkerConfig) -> tuple[EngineParts, int, int]:
     if chosen.speculative_config is not None:
         message = "--engine vllm does not take speculative_config: take --engine vllm-native"
         raise HeadwayError(Code.FAILED_PRECONDITION, message, param="engine_args")
-    chunk, most = config.chunk_tokens * config.dp, chosen.scheduler_config.max_num_batched_tokens
+    chunk = config.most_pass_tokens * config.dp
+    most = chosen.scheduler_config.max_num_batched_tokens
     if most < chunk:
         message = (
             f"vLLM's max_num_batched_tokens is {most}, and a pass has up to {chunk} tokens: "
-            "take a smaller --worker.chunk-tokens"
+            "take a smaller --worker.chunk-tokens or --worker.prefill-chunk-tokens"
         )
         raise HeadwayError(Code.INVALID_ARGUMENT, message, param="engine_args")
     parts = EngineParts(chosen)
@@ -197,7 +198,7 @@ def _options(config: WorkerConfig, args: VllmArgs) -> dict[str, Any]:
         "block_size": config.block_size,
         "kv_cache_memory_bytes": 1 << 30,
         "max_num_seqs": rows,
-        "max_num_batched_tokens": max(config.chunk_tokens * config.dp, rows),
+        "max_num_batched_tokens": max(config.most_pass_tokens * config.dp, rows),
         "skip_tokenizer_init": True,
         "quantization": config.quantization or None,
         "disable_log_stats": True,

@@ -109,7 +109,7 @@ def costs_of(info: WorkerInfo, measured: MeasuredCosts) -> Costs:
         per_prefill_context=measured.per_prefill_context if prefills else 0.0,
     )
     swap = min(2 * measured.swap_per_token, MAX_COST)
-    costs = Costs.of_passes(pass_time, info.chunk_tokens, info.num_units, swap)
+    costs = Costs.of_passes(pass_time, info.pass_tokens, info.num_units, swap)
     if not measured.link_per_byte:
         return costs
     link = link_rate(measured.link_per_byte)

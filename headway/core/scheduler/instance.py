@@ -323,7 +323,7 @@ class Instance:
         arriving requests will need are not free.
         """
         if not self._left:
-            chunk, size = self.info.chunk_tokens, self.info.block_size
+            chunk, size = self.info.turn_tokens, self.info.block_size
             queued = [load.queued_prefill_tokens for load in self.loads]
             tokens = [
                 chunk - num_tokens - self._decode_batch(load)
@@ -356,7 +356,7 @@ class Instance:
             return 0.0
         info = self.info
         batch, capacity = self._decode_batch(load), info.num_blocks * info.block_size
-        return memory_for_prompts(info.chunk_tokens, batch, capacity, self._limits.now)
+        return memory_for_prompts(info.turn_tokens, batch, capacity, self._limits.now)
 
     def is_open(self, unit: int) -> bool:
         """Return whether a unit takes more decode work."""
@@ -448,7 +448,7 @@ class Instance:
         queued = sum(load.queued_prefill_tokens for load in self.loads)
         num_running = sum(load.num_running for load in self.loads)
         in_flight = self._flights.num_tokens
-        chunk = self.info.chunk_tokens
+        chunk = self.info.turn_tokens
         units = [
             UnitDebt(
                 room.unit,

@@ -148,7 +148,7 @@ class PictureBook:
         measured = self._costs.get(info.worker_id)
         if measured is None:
             return None
-        return CostPicture(info.chunk_tokens, info.kv_bytes_per_token, measured)
+        return CostPicture(info.pass_tokens, info.kv_bytes_per_token, measured)
 
     def _passes(self, worker_id: str) -> tuple[float, float]:
         """Return the mean time of a worker's last passes, and of the same by the profile."""

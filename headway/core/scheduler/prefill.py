@@ -257,7 +257,7 @@ class PrefillPool:
 
     def _chunks(self) -> int:
         infos = (self._instances[worker_id].info for worker_id in self._active)
-        return sum(info.chunk_tokens * info.num_units for info in infos)
+        return sum(info.turn_tokens * info.num_units for info in infos)
 
     def expire(self, *, now: float) -> None:
         """Handle deadlines and watchdogs that are due."""
@@ -320,7 +320,7 @@ class PrefillPool:
 
     def _use(self, turn: Turn, now: float) -> bool:
         instance = self._instances[turn.worker_id]
-        rooms, chunk = instance.rooms(), instance.info.chunk_tokens
+        rooms, chunk = instance.rooms(), instance.info.turn_tokens
         most = chunk * len(rooms) if self.window.are_several else inf
         takes = partial(self._may_take, instance)
         steps_back = partial(self._dispatching.steps_back, now=now)
@@ -363,7 +363,7 @@ class PrefillPool:
         if not load.has_capacity:
             info = instance.info
             units = (UnitId(load.worker_id, unit) for unit in range(info.num_units))
-            rooms = (self.tenants.room(head.tenant, unit, info.chunk_tokens) for unit in units)
+            rooms = (self.tenants.room(head.tenant, unit, info.turn_tokens) for unit in units)
             load = replace(load, has_capacity=True) if any(n > 0 for n in rooms) else load
         return self.tenants.with_blocks(load, head, instance)
 

@@ -237,7 +237,7 @@ class UnitTenants:
         for tenant, those in by_tenant.items():
             counter, owed = served.of(tenant), [0] * len(rooms)
             if capped:
-                free = (info.chunk_tokens - each.before(counter) for each in debts)
+                free = (info.turn_tokens - each.before(counter) for each in debts)
                 owed = [max(0, n - r.capacity) for n, r in zip(free, rooms, strict=True)]
             for room, num_tokens in zip(rooms, owed, strict=True):
                 if those and num_tokens:

@@ -85,9 +85,7 @@ class WorkerCore(WorkerBase):
         state = WorkerState(info, eos_token_ids, settings, oracle, estimation, hashes_of)
         super().__init__(settings, state)
         self._state.predictions.ranks_requests = batching.reads_lengths
-        limits = Limits(
-            info.chunk_tokens, settings.watermark, settings.max_running, self._state.max_len
-        )
+        limits = Limits(settings.watermark, settings.max_running, self._state.max_len)
         self._planner = PassPlanner(batching, limits)
         self._planner.learn(self._state.costs.costs)
         self._reports = Reports(

@@ -72,7 +72,7 @@ class CostMeter:
             link_per_byte=self._rates.link_per_byte or 0.0,
         )
         info = self._info
-        of_passes = Costs.of_passes(pass_time, info.chunk_tokens, info.num_units, 2 * swap)
+        of_passes = Costs.of_passes(pass_time, info.pass_tokens, info.num_units, 2 * swap)
         link = link_rate(measured.link_per_byte)
         updated = self.costs.updated([replace(of_passes, link_bytes_per_s=link)])
         is_news = any(has_drifted(getattr(self.costs, f), getattr(updated, f)) for f in _FIELDS)

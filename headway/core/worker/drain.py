@@ -54,7 +54,7 @@ def change_role(state: WorkerState, role: Role) -> None:
     """
     state.info = replace(state.info, role=role)
     for unit in state.units:
-        unit.take_role(role)
+        unit.take_role(state.info)
         for sequence in unit.sequences.values():
             sequence.hands_off = not role.decodes and _is_prompt(sequence)
             if role.decodes and sequence.stage is Stage.PREFILLED:

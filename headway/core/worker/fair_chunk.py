@@ -50,15 +50,15 @@ class FairChunk:
     A class that yields counts apart from its tenant's other requests, with its floor.
     """
 
-    def __init__(self, chunk_tokens: int) -> None:
-        self._chunk_tokens = chunk_tokens
-        self._counters = TokenCounters(CREDIT * chunk_tokens)
+    def __init__(self) -> None:
+        self._chunk_tokens = 1
+        self._counters = TokenCounters()
         self._prompts: dict[str, _Prompts] = {}
         self._left: dict[str, int] = {}
         self._seen: dict[str, int] = {}
         """Number of the last pass that computed a prompt, by tenant."""
         self._num_passes = 0
-        self._most = chunk_tokens
+        self._most = 1
         self.spare = 0
         """Prompt tokens that the pass may still have."""
 
@@ -69,6 +69,8 @@ class FairChunk:
         """
         if unit.tenants.keys() <= {""}:
             return False
+        self._chunk_tokens = unit.chunk_tokens
+        self._counters.credit = CREDIT * unit.chunk_tokens
         before, self._prompts = self._prompts, self._waiting(unit)
         for name, sequence in running_prompts(unit):
             self._prompts[name] = self._with(self._prompts.get(name, _NONE), sequence)

@@ -43,12 +43,12 @@ class FairTurns:
     ``levels``: by tenant, 0 for who was served least; empty while there is one tenant.
     """
 
-    def __init__(self, chunk_tokens: int) -> None:
+    def __init__(self) -> None:
         self.levels: dict[str, float] = {}
         self.pass_time = PassTime(0.0)
         """The cost of passes here, as far as it is known."""
-        self._chunk_tokens = chunk_tokens
-        self._credit = CREDIT * chunk_tokens
+        self._chunk_tokens = 1
+        self._credit = CREDIT
         self._served: dict[str, float] = {}
         """Weighted tokens over its share, by tenant; a newcomer has its credit less."""
         self._fresh: dict[str, float] = {}
@@ -66,6 +66,7 @@ class FairTurns:
 
     def look(self, unit: WorkerUnit) -> None:
         """Note who is on a unit, before its part of a pass is planned."""
+        self._chunk_tokens, self._credit = unit.chunk_tokens, CREDIT * unit.chunk_tokens
         wanted = {each.sequence.tenant for each in unit.wanted.values()}
         if len(self._seen) == 1 and not wanted and unit.tenants.keys() == self._seen.keys():
             return  # alone

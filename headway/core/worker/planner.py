@@ -35,7 +35,6 @@ from headway.policies.readers import constants_of, teach
 class Limits:
     """Bounds of a DP unit's part of one pass."""
 
-    chunk_tokens: int
     watermark: float
     """Share of the unit's blocks that admission keeps free while others hold some."""
     max_running: int = 0
@@ -66,7 +65,7 @@ class PassPlanner:
         self._policy = batching
         self._limits = limits
         self._units: dict[int, _Kept] = {}
-        self.turns = FairTurns(limits.chunk_tokens)
+        self.turns = FairTurns()
         self.preemptions = Preemptions()
 
     def plan(self, unit: WorkerUnit, *, now: float, gently: bool = False) -> list[Share]:
@@ -80,9 +79,7 @@ class PassPlanner:
         """
         kept = self._units.get(unit.unit)
         if kept is None:
-            kept = self._units[unit.unit] = _Kept(
-                RankedQueue(self._policy), FairChunk(self._limits.chunk_tokens)
-            )
+            kept = self._units[unit.unit] = _Kept(RankedQueue(self._policy), FairChunk())
         queue = kept.queue
         queue.put_decodes_first(unit.decodes_first)
         self.turns.look(unit)
@@ -189,7 +186,7 @@ class PassPlanner:
         kept.served, changed = clock.synced(unit.unit), list(unit.changed)
         self._take_in(unit, kept, now)
         num_running = len(queue.running)
-        places = min(self._limits.chunk_tokens, self._limits.max_running or inf)
+        places = min(unit.chunk_tokens, self._limits.max_running or inf)
         if queue.waiting or num_running > places:
             return None
         if num_running > 1 and pool.num_free < num_reserved(unit, self._policy):
@@ -294,7 +291,7 @@ class _UnitPlan:
         self._before = before  # served by the last plan
         self._num_turns = 0  # of waiting requests
         self._put_off: list[Entry[Sequence]] = []  # another computes their next block
-        self._budget = limits.chunk_tokens
+        self._budget = unit.chunk_tokens
         self._prompt_budget = num_prompt_tokens  # what the pass has time for
         self._places = float(limits.max_running or inf)
         self._planned: dict[Entry[Sequence], PassItem] = {}

@@ -61,14 +61,14 @@ class Unplaced:
 class WorkerUnit:
     """One DP unit: its block pool, its host memory, and its requests by key.
 
-    ``changed``: requests that joined, left, or changed in a way that the batching policy reads,
-    since the last plan. Tokens computed by a pass are not listed. ``waiting``: sums over those that
-    wait for blocks; the others are ``holding``. ``batch``: those in a ``ClockedBatch``, None for
-    none; the others of ``holding`` are ``apart``. ``released``: requests removed since the last
-    pass. ``admitted``: for the first time, since the last report. ``decodes_first``: true on a
-    convertible decoder, where decoding requests have their places before prompts, whatever the
-    policy (TokenScale). ``is_unified``: a prompt that is sent here takes blocks at once from who
-    yields to it, and decodes here.
+    ``chunk_tokens``: most tokens of one pass. ``changed``: requests that joined, left, or changed
+    in a way that the batching policy reads, since the last plan. Tokens computed by a pass are not
+    listed. ``waiting``: sums over those that wait for blocks; the others are ``holding``.
+    ``batch``: those in a ``ClockedBatch``, None for none; the others of ``holding`` are ``apart``.
+    ``released``: requests removed since the last pass. ``admitted``: for the first time, since the
+    last report. ``decodes_first``: true on a convertible decoder, where decoding requests have
+    their places before prompts, whatever the policy (TokenScale). ``is_unified``: a prompt that is
+    sent here takes blocks at once from who yields to it, and decodes here.
     """
 
     def __init__(
@@ -82,10 +82,8 @@ class WorkerUnit:
     ) -> None:
         self.unit = unit
         self._settings = settings
-        self._chunk_tokens = info.chunk_tokens
         self._lives = lives or LifeNews(is_on=False)
         self._hashes_of = hashes_of
-        self.take_role(info.role)
         self.rates = rates
         size = info.block_size
         num_host = settings.host_tokens // size
@@ -98,7 +96,8 @@ class WorkerUnit:
         """Copies of prefixes to host memory by passes in flight, which hold their blocks."""
         self.prefix_counts = PrefixCounts()
         self.sequences: dict[StreamKey, Sequence] = {}
-        self.waiting = WaitingRequests(info.chunk_tokens)
+        self.waiting = WaitingRequests()
+        self.take_role(info)
         self.holding: dict[StreamKey, Sequence] = {}
         self.apart: dict[StreamKey, Sequence] = {}
         self.batch: UnitSums | None = None
@@ -125,8 +124,10 @@ class WorkerUnit:
         self._making: dict[BlockHash, Sequence] = {}
         """Requests by the name of the prompt's block that each computes next."""
 
-    def take_role(self, role: Role) -> None:
-        """Take the role of its worker."""
+    def take_role(self, info: WorkerInfo) -> None:
+        """Take the role of its worker, and the chunk of that."""
+        role = info.role
+        self.chunk_tokens = self.waiting.chunk_tokens = info.pass_tokens
         self.decodes_first = role is Role.CONVERTIBLE
         self.is_unified = role is Role.UNIFIED
         self._takes_kv = role.decodes and not self.is_unified
@@ -426,7 +427,7 @@ class WorkerUnit:
 
     def asks_much(self, tenant: str) -> bool:
         """Return whether a tenant asks for more than a newcomer's credit, here or elsewhere."""
-        return self._flooding[tenant] > 0 or self._asked[tenant] > CREDIT * self._chunk_tokens
+        return self._flooding[tenant] > 0 or self._asked[tenant] > CREDIT * self.chunk_tokens
 
     def _count_tenant(self, request: Request, sign: int) -> None:
         tenant = request.standing.tenant

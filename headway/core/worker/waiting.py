@@ -44,13 +44,13 @@ class WaitingRequests:
     """Sums over the requests that wait: ``num_queued``, KV in host memory, and whose they are.
 
     ``num_decoding``: those that lack no prompt token, for their KV is in host memory.
-    ``by_name``: the others' prompts.
+    ``by_name``: the others' prompts. ``chunk_tokens``: of the unit's pass, as its role has it.
     """
 
-    def __init__(self, chunk_tokens: int) -> None:
+    def __init__(self) -> None:
         self.num_decoding = self.queued_tokens = self.host_tokens = self.lost_tokens = 0
         self.by_name: dict[str, WaitingPrompts] = {}
-        self._chunk_tokens = chunk_tokens
+        self.chunk_tokens = 1
         self._known: Counter[int] = Counter()
         self._parts: dict[StreamKey, _Part] = {}
 
@@ -71,7 +71,7 @@ class WaitingRequests:
             weight_of(sequence),
             sequence.num_queued,
             max(kv.num_computed, kv.num_hit_tokens),
-            is_flood(sequence, self._chunk_tokens),
+            is_flood(sequence, self.chunk_tokens),
             sequence.decoding,
             kv.num_computed,
             0 if sequence.decoding else sequence.num_lost,

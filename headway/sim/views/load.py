@@ -34,7 +34,7 @@ class LoadView:
     def __init__(self, info: WorkerInfo) -> None:
         self.worker_id = info.worker_id
         self.role = info.role
-        self.chunk_tokens = info.chunk_tokens * info.num_units
+        self.chunk_tokens = info.turn_tokens * info.num_units
         self.rooms: list[Room] = []
         self.views: list[DecodeUnit] = []
         self.prompts: list[int] = []

@@ -143,7 +143,7 @@ class Unit:
     ) -> None:
         self.load, self._limits = load, limits
         self.memory = UnitMemory(info, watermark, host_tokens)
-        self.chunk_tokens = info.chunk_tokens
+        self.chunk_tokens = info.pass_tokens
         self.clock = self.batch = self.kv_tokens = 0
         self.num_inbound = self.inbound_tokens = self._chunk_taken = self.num_preemptions = 0
         self.order: PromptOrder | None = None
@@ -153,7 +153,7 @@ class Unit:
         self.marks: list[tuple[int, int, ViewRequest]] = []
         key, blocks, size = UnitId(info.worker_id, unit), info.num_blocks, info.block_size
         self.is_convertible = info.role is Role.CONVERTIBLE
-        self.room = Room(key, info.chunk_tokens, blocks, int(watermark * blocks), size, empty=True)
+        self.room = Room(key, info.turn_tokens, blocks, int(watermark * blocks), size, empty=True)
         self.view = DecodeUnit(key, 0, 0, blocks, blocks, size, is_convertible=self.is_convertible)
         load.rooms.append(self.room)
         load.views.append(self.view)

@@ -99,9 +99,9 @@ async def set_role(channel: _Channel, role: Role) -> None:
     await _answer(stub.SetRole(request, timeout=_ROLE_PATIENCE))
 
 
-async def activate(channel: _Channel, role: str, chunk_tokens: int, *, within: float) -> None:
-    """Give a standby a role; ``chunk_tokens`` 0 keeps its own."""
-    request = standby_pb2.ActivateRequest(role=role, chunk_tokens=chunk_tokens)
+async def activate(channel: _Channel, role: str, *, within: float) -> None:
+    """Give a standby a role."""
+    request = standby_pb2.ActivateRequest(role=role)
     await _answer(standby_pb2_grpc.StandbyStub(channel).Activate(request, timeout=within))
 
 

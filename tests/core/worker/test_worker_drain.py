@@ -86,6 +86,18 @@ def test_a_worker_serves_decoding_first_while_it_is_convertible() -> None:
     worker.run_all()
 
 
+def test_a_pass_has_the_chunk_of_the_role() -> None:
+    worker = make_worker(Role.UNIFIED, chunk=8, own_chunks=(24, 4))
+    worker.post(dispatch(make_request(1, prompt=100, max_tokens=2)))
+    worker.run_pass()  # the next one is planned
+    computed = []
+    for role in (Role.PREFILL, Role.CONVERTIBLE, Role.UNIFIED):
+        worker.post(ChangeRole(role))
+        worker.run_pass()
+        computed.append(len(worker.passes[0].items[0].token_ids))
+    assert computed == [24, 4, 8]
+
+
 def test_it_hands_nothing_off_to_itself() -> None:
     worker = make_worker(Role.DECODE)
     worker.post(dispatch(make_request(1, prompt=6, max_tokens=5)))

@@ -42,7 +42,8 @@ def waiting_of(unit: Planned) -> list[Sequence]:
 
 def require_sums(unit: Planned) -> None:
     """The sums are those of a unit that looks at everybody now."""
-    there, fresh = unit.state.units[0], WaitingRequests(CHUNK)
+    there, fresh = unit.state.units[0], WaitingRequests()
+    fresh.chunk_tokens = there.chunk_tokens
     waiting = waiting_of(unit)
     for each in waiting:
         fresh.add(each)

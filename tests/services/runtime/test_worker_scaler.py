@@ -254,7 +254,7 @@ async def test_a_spare_takes_one_role_and_no_other(cluster: ShellCluster) -> Non
     async def told(role: str) -> Code | None:
         async with open_channel(address, cluster.config, ServiceRole.WORKER) as channel:
             try:
-                await wire.activate(channel, role, 0, within=5.0)
+                await wire.activate(channel, role, within=5.0)
             except HeadwayError as error:
                 return error.code
         return None
