@@ -358,14 +358,20 @@ class PrefillPool:
         return request is not None and instance.could_hold(request)
 
     def _with_room(self, load: InstanceLoad, head: Tracked) -> InstanceLoad:
-        """Return a load with the chunk and the blocks that the tenant finds who is next."""
-        instance = self._instances[load.worker_id]
+        """Return a load with the chunk and the blocks that the tenant finds who is next.
+
+        If that one floods it, the next one counts who does not.
+        """
+        instance, tenants = self._instances[load.worker_id], self.tenants
         if not load.has_capacity:
+            if tenants.floods(head.tenant, instance):
+                others = self.window.firsts()
+                head = next((e for e in others if not tenants.floods(e.tenant, instance)), head)
             info = instance.info
             units = (UnitId(load.worker_id, unit) for unit in range(info.num_units))
-            rooms = (self.tenants.room(head.tenant, unit, info.turn_tokens) for unit in units)
+            rooms = (tenants.room(head.tenant, unit, info.turn_tokens) for unit in units)
             load = replace(load, has_capacity=True) if any(n > 0 for n in rooms) else load
-        return self.tenants.with_blocks(load, head, instance)
+        return tenants.with_blocks(load, head, instance)
 
     def _pack(
         self, groups: Sequence[Group], rooms: Sequence[Room], turn: Turn, now: float

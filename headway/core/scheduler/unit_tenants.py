@@ -3,6 +3,9 @@
 A unit's worker computes the prompts of whoever was served least first, and gives it blocks that
 others hold. So for such a tenant the prompts of those who were served more take no room, nor do
 their blocks, and it need not wait until they are computed or have ended.
+
+Nor does it wait for whoever has more than a chunk of prompts on a unit, a newcomer's credit or not:
+the worker computes these beside others' (``fair_chunk``).
 """
 
 from __future__ import annotations
@@ -161,14 +164,20 @@ class UnitTenants:
     def room(self, tenant: str, unit: UnitId, chunk_tokens: int) -> int:
         """Return the tokens of a unit's chunk before those of tenants that were served more.
 
-        A tenant that was served less finds no less room than another.
+        A tenant that was served less finds no less room than another, but for those who flood.
         """
-        counter = self._counters.of(tenant)
+        counter, debts = self._counters.of(tenant), self._debts(unit)
+        if not _floods(debts.get(tenant), chunk_tokens):
+            debts = _without_floods(debts, chunk_tokens)
         return chunk_tokens - sum(
-            debt.owed
-            for name, debt in self._debts(unit).items()
-            if self._counters.of(name) <= counter
+            debt.owed for name, debt in debts.items() if self._counters.of(name) <= counter
         )
+
+    def floods(self, tenant: str, instance: Instance) -> bool:
+        """Return whether a unit has more than a chunk of a tenant's prompts to compute."""
+        info = instance.info
+        units = (UnitId(info.worker_id, unit) for unit in range(info.num_units))
+        return any(_floods(self._debts(unit).get(tenant), info.turn_tokens) for unit in units)
 
     # --- blocks -------------------------------------------------------------------------
 
@@ -229,15 +238,22 @@ class UnitTenants:
                 by_tenant.setdefault(entry.tenant, []).append(entry)
         assigned: list[Assigned[Tracked]] = []
         info, served = instance.info, self._counters
+        chunk = info.turn_tokens
+        of_units: list[Mapping[str, _Debt]] = []
         debts: list[_ServedSums] = []
+        calm: list[_ServedSums] = []
         claims: list[_ServedSums] = []
         if capped and by_tenant:
-            of_units = [self._debts(room.unit).items() for room in rooms]
-            debts = [_ServedSums([(n, d.owed) for n, d in each], served) for each in of_units]
+            of_units = [self._debts(room.unit) for room in rooms]
+            debts = [_owed(each, served) for each in of_units]
+            calm = [_owed(_without_floods(each, chunk), served) for each in of_units]
         for tenant, those in by_tenant.items():
             counter, owed = served.of(tenant), [0] * len(rooms)
             if capped:
-                free = (info.turn_tokens - each.before(counter) for each in debts)
+                free = (
+                    chunk - (each if _floods(on.get(tenant), chunk) else others).before(counter)
+                    for on, each, others in zip(of_units, debts, calm, strict=True)
+                )
                 owed = [max(0, n - r.capacity) for n, r in zip(free, rooms, strict=True)]
             for room, num_tokens in zip(rooms, owed, strict=True):
                 if those and num_tokens:
@@ -269,6 +285,19 @@ class UnitTenants:
         if found.has_report:
             found.sweep(unit, self._state.tracked)
         return found.debts
+
+
+def _floods(debt: _Debt | None, chunk_tokens: int) -> bool:
+    """Return whether the worker computes a tenant's prompts beside others' alone."""
+    return debt is not None and debt.owed > chunk_tokens
+
+
+def _without_floods(debts: Mapping[str, _Debt], chunk_tokens: int) -> Mapping[str, _Debt]:
+    return {name: debt for name, debt in debts.items() if not _floods(debt, chunk_tokens)}
+
+
+def _owed(debts: Mapping[str, _Debt], served: TokenCounters) -> _ServedSums:
+    return _ServedSums([(name, debt.owed) for name, debt in debts.items()], served)
 
 
 def _in_lead(

@@ -138,13 +138,16 @@ class TenantWindows:
     @property
     def next(self) -> Tracked | None:
         """The first request, which does not yield, of the tenant that was served least."""
+        return next(self.firsts(), None)
+
+    def firsts(self) -> Iterator[Tracked]:
+        """Yield each tenant's first request that does not yield; who was served least first."""
         for tenant in ascending(self._waiting, self.counters.of):
             window = self._windows[tenant]
             if window.num_admitted and window.yielding.num_requests < window.num_waiting:
                 first = next((entry for entry in window.admitted if not entry.yields), None)
                 if first is not None:  # else it is at the door
-                    return first
-        return None
+                    yield first
 
     @property
     def entries(self) -> list[Tracked]:

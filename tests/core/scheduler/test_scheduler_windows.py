@@ -234,6 +234,26 @@ def ended(scheduler: SchedulerHarness, number: int, num_output: int, reason: Fin
     scheduler.post(WorkerReported("p", report), after=0.1)
 
 
+def test_a_newcomers_credit_does_not_put_its_long_prompt_before_who_fits_beside_it() -> None:
+    scheduler = SchedulerHarness(short_pass())
+    scheduler.connect(make_info("p", chunk=20))
+    for n in range(1, 40):
+        scheduler.post(replace(make_request(n), standing=Standing("small")))
+        scheduler.serve("p")
+        ended(scheduler, n, 1, FinishReason.LENGTH)
+        scheduler.wait(1.0)
+    scheduler.post(replace(make_request(50, 60), standing=Standing("flood")))
+    scheduler.serve("p", queued=40)
+    scheduler.post(replace(make_request(60), standing=Standing("small")))
+    scheduler.wait(1.0)
+    assert scheduler.dispatched("p")[-2:] == [50, 60]
+    scheduler.post(replace(make_request(70, 60), standing=Standing("flood")))
+    scheduler.post(replace(make_request(61), standing=Standing("small")))
+    scheduler.serve("p", queued=40)
+    scheduler.wait(1.0)
+    assert scheduler.dispatched("p")[-1] == 61, "its own flood waits"
+
+
 @pytest.mark.parametrize(
     ("expected", "had", "next_in_turn"),
     [(1000.0, 3, "a"), (0.0, 500, "b"), (1000.0, 500, "b"), (0.0, 3, "a")],
