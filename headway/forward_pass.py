@@ -50,6 +50,18 @@ class PassItem(NamedTuple):
         """Output tokens before the one that it draws."""
         return self.start + len(self.token_ids) - len(self.prompt_token_ids)
 
+    @property
+    def num_scored(self) -> int:
+        """Tokens of its prompt here whose log probabilities are asked for.
+
+        A request that goes on had them with its first token. Its output is not looked at for
+        longer than once: while the next pass is planned, another thread adds ``PENDING`` to it.
+        """
+        if self.sampling.num_prompt_logprobs is None or self.num_output_tokens > 0:
+            return 0
+        goes_on = tuple(self.output_token_ids[:1]) not in ((), (PENDING,))
+        return 0 if goes_on else len(self.token_ids)
+
 
 class Swap(NamedTuple):
     """A copy of a request's KV, ``num_tokens`` of it, between ``blocks`` and ``host_blocks``."""
@@ -136,7 +148,8 @@ class PassResult:
     swaps, in parallel with the pass or not; 0 if not measured. After a leap of ``num_steps`` steps
     ``sampled`` lists requests that end or begin to answer; all other tokens are ``PLAIN``.
     ``late``: requests left out, whose masks were not ready; each has computed all but its last
-    token. ``pass_time`` is without the wait for masks.
+    token. ``pass_time`` is without the wait for masks. ``score_time``: seconds of it in which log
+    probabilities of prompts were computed.
     """
 
     pass_id: int
@@ -146,3 +159,4 @@ class PassResult:
     swap_time: float = 0.0
     num_steps: int = 1
     late: tuple[StreamKey, ...] = ()
+    score_time: float = 0.0

@@ -55,6 +55,10 @@ def _prompt(prompt: str | Sequence[int]) -> dict[str, Any]:
     return {"prompt": prompt, "max_tokens": 1}
 
 
+def _scored(prompt: Sequence[int], **more: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "max_tokens": 1, "echo": True, "logprobs": 20, **more}
+
+
 def _schema(num_properties: int, num_required: int) -> dict[str, Any]:
     names = [f"property_{number}" for number in range(num_properties)]
     properties = {name: {"type": "string"} for name in names}
@@ -111,6 +115,7 @@ CATALOGUE: Sequence[Abuse] = (
     Abuse("prompts of token ids", body=_prompt([97] * 2000), at_once=16),
     Abuse("chats of 10,000 messages", CHAT, _chat(messages=[_EMPTY] * 10**4)),
     Abuse("log probabilities of prompts", body={"prompt": "ab" * 900, "prompt_logprobs": 5}),
+    Abuse("ranks of prompts, n=8", body=_scored([97] * 590, n=8), at_once=6),
     # --- tools
     Abuse("100 tools, one required", CHAT, _chat(tools=_tools(100, 5), tool_choice="required")),
     Abuse("10 tools of 100 properties", CHAT, _chat(tools=_tools(10, 100), tool_choice="required")),

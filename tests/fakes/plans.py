@@ -43,6 +43,7 @@ class Planned:
         arrival_at: float = -1.0,
         standing: Standing = NO_STANDING,
         is_read: bool = True,
+        num_prompt_logprobs: int | None = None,
     ) -> Sequence:
         """A request of so many tokens; the first ``reasoning`` of its output are not shown."""
         key = StreamKey("g", name)
@@ -50,7 +51,7 @@ class Planned:
         request = a_request(
             name,
             (1,) * prompt,
-            SamplingParams(max_tokens=output),
+            SamplingParams(max_tokens=output, num_prompt_logprobs=num_prompt_logprobs),
             arrival_at=self.now if arrival_at < 0 else arrival_at,
             reasons=reasoning > 0,
             standing=standing,

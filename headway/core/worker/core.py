@@ -359,9 +359,11 @@ class WorkerCore(WorkerBase):
         """Measure what the pass cost, and tell the policy."""
         swaps = flight.forward_pass
         self._reports.work.ran(works, result)
-        self._planner.turns.pass_time = self._state.costs.pass_time
+        turns, costs = self._planner.turns, self._state.costs
+        turns.pass_time, turns.score_per_token = costs.pass_time, self._state.rates.score_per_token
         has_swaps = bool(swaps.swapped_out or swaps.swapped_in)
-        if not has_swaps and self._state.costs.ran(works, result.pass_time, result.num_steps):
+        seconds = result.pass_time - result.score_time
+        if not has_swaps and costs.ran(works, seconds, result.num_steps):
             self._planner.learn(self._state.costs.costs)
 
     def _draw(self, sequence: Sequence, sampled: Sampled, step: float, now: float) -> bool:

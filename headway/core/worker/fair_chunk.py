@@ -8,13 +8,15 @@ A prompt that arrives waits for the pass in flight, and then for its own. So whi
 come and go, a flood has shorter passes: it fills a part of them, and what comes beside it is
 computed first. A tenant floods if the scheduler says so, who sees all that waits, or if it has a
 prompt or a queue of more than a chunk. Tenants that all do, and nobody else, have whole passes.
+
+A token whose log probabilities are asked for counts as the tokens that take as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 from headway.core.token_counters import CREDIT, TokenCounters
@@ -59,14 +61,17 @@ class FairChunk:
         """Number of the last pass that computed a prompt, by tenant."""
         self._num_passes = 0
         self._most = 1
-        self.spare = 0
+        self._score_weight = 1.0
+        self._spare = 0.0
         """Prompt tokens that the pass may still have."""
 
-    def divide(self, unit: WorkerUnit, most: float = inf) -> bool:
+    def divide(self, unit: WorkerUnit, most: float = inf, score_weight: float = 1.0) -> bool:
         """Divide the next chunk between the prompts of a unit; False if nobody has a name.
 
-        ``most``: tokens of prompts that the pass has time for.
+        ``most``: tokens of prompts that the pass has time for. ``score_weight``: tokens as which
+        one with log probabilities counts.
         """
+        self._score_weight = score_weight
         if unit.tenants.keys() <= {""}:
             return False
         self._chunk_tokens = unit.chunk_tokens
@@ -88,16 +93,16 @@ class FairChunk:
         self._most = int(min(self._chunk_tokens, most))
         self._seen.update(dict.fromkeys(self._prompts, self._num_passes))
         self._left = self._divided()
-        self.spare = sum(self._left.values())
+        self._spare = float(sum(self._left.values()))
         return True
 
     def _waiting(self, unit: WorkerUnit) -> dict[str, _Prompts]:
         """Return the prompts that wait, by name."""
         return {
             name: _Prompts(
-                each.num_tokens,
+                (num_tokens := each.num_tokens + ceil((self._score_weight - 1) * each.num_scored)),
                 max(each.weights),
-                each.num_floods > 0 or each.num_tokens > self._chunk_tokens,
+                each.num_floods > 0 or num_tokens > self._chunk_tokens,
             )
             for name, each in unit.waiting.by_name.items()
         }
@@ -105,21 +110,30 @@ class FairChunk:
     def _with(self, prompts: _Prompts, sequence: Sequence) -> _Prompts:
         """Return a tenant's prompts with one more."""
         chunk = self._chunk_tokens
-        asked = prompts.num_tokens + sequence.num_queued
+        asked = prompts.num_tokens + ceil(sequence.num_queued * self._weight(sequence))
         floods = prompts.floods or asked > chunk or is_flood(sequence, chunk)
         return _Prompts(asked, max(prompts.weight, weight_of(sequence)), floods)
 
     def take(self, sequence: Sequence, most: int) -> int:
         """Take a request's tokens from its tenant's part, at most so many; return how many."""
         name = name_of(sequence)
-        taken = min(most, self._left.get(name, 0), sequence.num_remaining)
-        self._left[name] = self._left.get(name, 0) - taken
+        left, weight = self._left.get(name, 0), self._weight(sequence)
+        taken = min(most, ceil(left / weight), sequence.num_remaining)
+        self._left[name] = max(0, left - ceil(taken * weight))
         return taken
+
+    def spare_for(self, sequence: Sequence) -> int:
+        """Return how many of a request's tokens the pass may still have."""
+        return int(self._spare / self._weight(sequence))
+
+    def _weight(self, sequence: Sequence) -> float:
+        return self._score_weight if sequence.is_scored else 1.0
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """Count tokens that the pass computes for a request."""
-        self.spare -= num_tokens
-        self._counters.charge(name_of(sequence), float(num_tokens), weight_of(sequence))
+        counted = num_tokens * self._weight(sequence)
+        self._spare -= counted
+        self._counters.charge(name_of(sequence), counted, weight_of(sequence))
 
     def _divided(self) -> dict[str, int]:
         """Return each tenant's part of the chunk."""

@@ -30,6 +30,9 @@ from headway.forward_pass import PassItem
 _LONGER = 2.0
 """Times as long as without them that those who are ahead may make a pass: half of it is theirs."""
 
+_MOST_SCORED = 16.0
+"""The most tokens as which one with log probabilities counts."""
+
 _SCARCE = 4
 """Blocks are scarce while less than one in so many is free."""
 
@@ -47,6 +50,8 @@ class FairTurns:
         self.levels: dict[str, float] = {}
         self.pass_time = PassTime(0.0)
         """The cost of passes here, as far as it is known."""
+        self.score_per_token: float | None = None
+        """Seconds for the log probabilities of a token of a prompt; None before any."""
         self._chunk_tokens = 1
         self._credit = CREDIT
         self._served: dict[str, float] = {}
@@ -147,7 +152,8 @@ class FairTurns:
         used, share = dict[str, float](), dict[str, float]()
         for item, sequence in shares:
             name, num_tokens = sequence.tenant, len(item.token_ids)
-            weight = OUTPUT_WEIGHT if num_tokens == 1 and item.sample else 1.0
+            weight = self.score_weight if item.num_scored else 1.0
+            weight = OUTPUT_WEIGHT if num_tokens == 1 and item.sample else weight
             used[name] = used.get(name, 0.0) + weight * num_tokens
             share[name] = _share(sequence)
         total, is_long = sum(used.values()), self._is_long()
@@ -204,7 +210,20 @@ class FairTurns:
         known, start = self.pass_time, sequence.kv.num_computed
         if sequence.decoding:
             return known.per_request + known.per_kv_token * start
-        return known.per_prefill_token + known.per_prefill_context * start
+        per_token = known.per_prefill_token + known.per_prefill_context * start
+        return per_token + self.per_score if sequence.is_scored else per_token
+
+    @property
+    def per_score(self) -> float:
+        """Seconds for the log probabilities of a token: as for the token, before any is known."""
+        known = self.score_per_token
+        return self.pass_time.per_prefill_token if known is None else known
+
+    @property
+    def score_weight(self) -> float:
+        """Tokens of prompts as which one counts whose log probabilities are asked for."""
+        per_token = self.pass_time.per_prefill_token
+        return min(_MOST_SCORED, 1.0 + self.per_score / per_token) if per_token else 2.0
 
     def is_ahead(self, sequence: Sequence) -> bool:
         """Return whether its tenant was served more than another that is here."""

@@ -11,22 +11,23 @@ from __future__ import annotations
 from math import inf
 
 from headway.core.worker.fair_chunk import running_prompts
+from headway.core.worker.fair_turns import FairTurns
 from headway.core.worker.lifecycle import Stage
 from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
 from headway.cost.kept import LEAST_FOR_PROMPTS, PLANNED_PASS
-from headway.cost.pass_time import PassTime
 from headway.request import Phase
 
 
 def prompt_tokens_within(
-    unit: WorkerUnit, pass_time: PassTime, reader_pace: float, *, now: float
+    unit: WorkerUnit, turns: FairTurns, reader_pace: float, *, now: float
 ) -> float:
     """Return how many prompt tokens the unit's part of the next pass has time for, 1 or more.
 
     ``reader_pace``: seconds in which a reader reads a token. inf where nobody reads on, where not
     even a request alone would have its tokens in time, and where costs are not known yet.
     """
+    pass_time = turns.pass_time
     if not pass_time.per_prefill_token:
         return inf
     prompts = [sequence for _, sequence in running_prompts(unit)]
@@ -46,6 +47,9 @@ def prompt_tokens_within(
     known = (max(s.kv.num_computed, s.kv.num_hit_tokens) for s in prompts)
     longest = max((unit.waiting.longest_known, *known))
     per_token = pass_time.per_prefill_token + pass_time.per_prefill_context * longest
+    waiting = unit.waiting.by_name.values()
+    if any(s.is_scored for s in prompts) or any(each.num_scored for each in waiting):
+        per_token += turns.per_score
     return max(1.0, left / per_token)
 
 

@@ -88,8 +88,9 @@ class PassPlanner:
         self._take_in(unit, kept, now)
         num_prompt_tokens, pace = inf, self._policy.keeps_pace
         if pace is not None:
-            num_prompt_tokens = prompt_tokens_within(unit, self.turns.pass_time, pace, now=now)
-        fair = kept.chunk if kept.chunk.divide(unit, num_prompt_tokens) else None
+            num_prompt_tokens = prompt_tokens_within(unit, self.turns, pace, now=now)
+        is_fair = kept.chunk.divide(unit, num_prompt_tokens, self.turns.score_weight)
+        fair = kept.chunk if is_fair else None
         if not queue:
             kept.served, kept.refused, kept.is_short = (), None, False
             return []
@@ -379,7 +380,8 @@ class _UnitPlan:
         """Give it tokens that no other tenant can use, if any; everybody has had a turn."""
         spare = 0
         if self._fair is not None:
-            spare = int(min(self._budget, self._fair.spare, self._prompt_budget))
+            spare = self._fair.spare_for(entry.candidate)
+            spare = int(min(self._budget, spare, self._prompt_budget))
         if self._turns is not None:
             spare = self._turns.most(entry.candidate, spare)
         if spare <= 0:

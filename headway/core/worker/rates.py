@@ -1,6 +1,7 @@
 """The faster way for preempted KV: waiting in host memory, or being computed again.
 
-Its rates are measured here, and that of the link to other workers beside them.
+Its rates are measured here, and beside them that of the link to other workers, and that of the
+log probabilities of prompts.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class MemoryRates:
         self._prefill = _Rate()
         self._swap = _Rate()
         self._link = _Rate()
+        self._score = _Rate()
         self._pass_time = 0.0
 
     @property
@@ -63,6 +65,11 @@ class MemoryRates:
         """Seconds for a byte of KV to another worker; None if unknown."""
         return self._link.each
 
+    @property
+    def score_per_token(self) -> float | None:
+        """Seconds for the log probabilities of a token of a prompt; None if unknown."""
+        return self._score.each
+
     def sent(self, num_bytes: int, seconds: float) -> None:
         """Measure a transfer to another worker; one that nobody timed says nothing."""
         if num_bytes > 0 and seconds > 0.0:
@@ -71,6 +78,9 @@ class MemoryRates:
     def ran(self, forward_pass: ForwardPass, result: PassResult) -> None:
         """Measure a pass that has ended: its copies, and its prefill if it is mostly that."""
         self._pass_time = result.pass_time
+        if result.score_time > 0.0:
+            num_scored = sum(item.num_scored for item in forward_pass.items)
+            self._score.add(result.score_time, num_scored)
         swaps = (*forward_pass.swapped_out, *forward_pass.swapped_in)
         copies = (*swaps, *forward_pass.saved)
         if copies and result.swap_time > 0.0:
@@ -79,7 +89,7 @@ class MemoryRates:
             return
         num_tokens = sum(len(item.token_ids) for item in forward_pass.items)
         if num_tokens > 2 * len(forward_pass.items):
-            self._prefill.add(result.pass_time, num_tokens)
+            self._prefill.add(result.pass_time - result.score_time, num_tokens)
 
     def swap_is_sooner(self, num_tokens: int, num_kept: int) -> bool:
         """Return whether swapping ``num_tokens`` both ways beats computing all but ``num_kept``."""

@@ -267,6 +267,11 @@ class Sequence(Life):
         return self.num_tokens if self.num_preemptions and not self.kv.num_computed else 0
 
     @property
+    def is_scored(self) -> bool:
+        """True if its prompt's log probabilities are computed with it."""
+        return self.request.sampling.num_prompt_logprobs is not None and not self.output
+
+    @property
     def may_join(self) -> bool:
         """True if each of the next passes computes one token of it, and nothing else happens."""
         if not self.output or self.hands_off or self.departure is not None:

@@ -26,6 +26,8 @@ class _Part(NamedTuple):
     """Tokens whose KV it need not compute."""
     floods: bool
     decoding: bool
+    num_scored: int
+    """Tokens whose log probabilities are asked for."""
     host_tokens: int
     lost_tokens: int
 
@@ -35,6 +37,8 @@ class WaitingPrompts:
     """The prompts that wait of those who count together (``name_of``)."""
 
     num_tokens: int = 0
+    num_scored: int = 0
+    """Those of them whose log probabilities are asked for."""
     num_floods: int = 0
     """Requests that others do not wait for."""
     weights: Counter[float] = field(default_factory=Counter)
@@ -73,6 +77,7 @@ class WaitingRequests:
             max(kv.num_computed, kv.num_hit_tokens),
             is_flood(sequence, self.chunk_tokens),
             sequence.decoding,
+            sequence.num_queued if sequence.is_scored else 0,
             kv.num_computed,
             0 if sequence.decoding else sequence.num_lost,
         )
@@ -80,6 +85,7 @@ class WaitingRequests:
         if not part.decoding:
             prompts = self.by_name.setdefault(part.name, WaitingPrompts())
             prompts.num_tokens += part.num_tokens
+            prompts.num_scored += part.num_scored
             prompts.num_floods += part.floods
             prompts.weights[part.weight] += 1
             self._known[part.num_known] += 1
@@ -93,6 +99,7 @@ class WaitingRequests:
         if not part.decoding:
             prompts = self.by_name[part.name]
             prompts.num_tokens -= part.num_tokens
+            prompts.num_scored -= part.num_scored
             prompts.num_floods -= part.floods
             _take(prompts.weights, part.weight)
             _take(self._known, part.num_known)

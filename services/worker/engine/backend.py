@@ -113,7 +113,7 @@ class TorchBackend:
     def _run(self, forward_pass: ForwardPass) -> PassResult:
         started_at = time.perf_counter()
         sampled: tuple[Sampled, ...] = ()
-        hidden, ready_masks, waited = None, NO_MASKS, 0.0
+        hidden, ready_masks, waited, score_time = None, NO_MASKS, 0.0, 0.0
         drawn, self._drawn = self._drawn, {}
         before, self._late = self._late, frozenset()
         self._scores.forget(forward_pass.ended)
@@ -125,7 +125,7 @@ class TorchBackend:
                     layout = self._layouts.build(items)
                     masks = self._grammars.begin(items)
                     states = self._model.compute(layout)
-                    self._scores.gather(states, layout, items)
+                    score_time = self._score(states, layout, items)
                     if masks is not None:
                         ready_masks, waited = _ready(masks, started_at, items)
                         self._late = masks.late(ready_masks)
@@ -135,8 +135,24 @@ class TorchBackend:
         pass_time = time.perf_counter() - started_at - waited
         late = tuple(self._late)
         return PassResult(
-            forward_pass.pass_id, pass_time, sampled, hidden, swapping.seconds, late=late
+            forward_pass.pass_id,
+            pass_time,
+            sampled,
+            hidden,
+            swapping.seconds,
+            late=late,
+            score_time=score_time,
         )
+
+    def _score(self, states: torch.Tensor, layout: PassLayout, items: Sequence[PassItem]) -> float:
+        """Compute the log probabilities of prompts, where asked for; return the seconds."""
+        if not any(item.num_scored for item in items):
+            return 0.0
+        if self._device.type == "cuda":  # else the time would be that of the model, too
+            torch.cuda.synchronize(self._device)
+        began_at = time.perf_counter()
+        self._scores.gather(states, layout, items)
+        return time.perf_counter() - began_at
 
     def _draw(
         self,

@@ -9,6 +9,7 @@ import torch
 from headway.forward_pass import PassItem
 from headway.request import StreamKey, TokenLogprobs
 from services.worker.engine.layout import PassLayout
+from services.worker.engine.sampler import best_of
 
 _PART = 64
 """Rows whose logits are held at once."""
@@ -24,7 +25,8 @@ class PromptScores:
     def gather(self, states: torch.Tensor, layout: PassLayout, items: Sequence[PassItem]) -> None:
         """Take a pass's share of them from ``states`` (rows, hidden size)."""
         for item, last in zip(items, layout.last_rows.tolist(), strict=True):
-            if item.sampling.num_prompt_logprobs is None or _goes_on(item):
+            count = item.sampling.num_prompt_logprobs
+            if count is None or not item.num_scored:
                 continue
             prompt = item.prompt_token_ids
             after = prompt[item.start + 1 : item.start + 1 + len(item.token_ids)]
@@ -33,7 +35,7 @@ class PromptScores:
             for place in range(0, len(after), _PART):
                 tokens = after[place : place + _PART]
                 rows = states[first + place : first + place + len(tokens)]
-                scores = self._score(rows, tokens, item.sampling.num_prompt_logprobs)
+                scores = self._score(rows, tokens, count)
                 by_place.update(enumerate(scores, item.start + 1 + place))
 
     def _score(
@@ -43,8 +45,8 @@ class PromptScores:
         logprobs = self._lm_head(rows).float().log_softmax(-1)
         ids = torch.tensor(tokens, device=logprobs.device)
         own = logprobs.gather(-1, ids[:, None])[:, 0].tolist()
-        best = logprobs.topk(min(count, logprobs.shape[-1]), -1)
-        table = zip(own, best.indices.tolist(), best.values.tolist(), strict=True)
+        values, best = best_of(logprobs, count)
+        table = zip(own, best.tolist(), values.tolist(), strict=True)
         return [TokenLogprobs(one, tuple(tops), tuple(values)) for one, tops, values in table]
 
     def take(self, item: PassItem) -> tuple[TokenLogprobs, ...]:
@@ -57,8 +59,3 @@ class PromptScores:
         """Drop those of requests that have left this worker."""
         for key in ended:
             self._scores.pop(key, None)
-
-
-def _goes_on(item: PassItem) -> bool:
-    """Return whether the item's first token was drawn before: its prompt has been scored."""
-    return item.num_output_tokens > 0 or bool(item.output_token_ids)

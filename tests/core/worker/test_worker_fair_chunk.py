@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from headway.core.token_counters import CREDIT
 from headway.core.worker.fair_chunk import LEAD
+from headway.cost.pass_time import PassTime
 from headway.policies.batching.fcfs import Fcfs
 from headway.service_class import ServiceClass, Standing
 from tests.fakes.plans import Planned, make_planned
@@ -51,6 +52,38 @@ def test_a_flood_fills_a_part_of_the_passes_while_others_come_and_all_of_them_al
 
 
 FLOOD = Standing("flood", floods=True)
+
+
+def test_prompts_with_log_probabilities_have_as_many_tokens_fewer_as_they_take_longer() -> None:
+    unit = planned()
+    unit.planner.turns.pass_time = PassTime(1.0, per_prefill_token=0.001)
+    unit.come(1, 4, 1, arrival_at=1.0, standing=Standing("mine"))
+    unit.step()
+    unit.come(2, 10 * CHUNK, 1, arrival_at=2.0, standing=FLOOD, num_prompt_logprobs=20)
+    assert prompt_tokens(unit) == {"flood": CHUNK // 4 // 2}, "unknown: as dear as the token"
+    unit.planner.turns.score_per_token = 0.003
+    assert prompt_tokens(unit) == {"flood": CHUNK // 4 // 4}
+    unit.come(3, 4, 1, arrival_at=3.0, standing=Standing("mine"))
+    assert prompt_tokens(unit) == {"flood": 1, "mine": 4}
+
+
+def test_a_prompt_of_less_than_a_chunk_floods_if_its_log_probabilities_take_longer() -> None:
+    unit = planned()
+    unit.planner.turns.score_per_token = 1.0
+    unit.come(1, 4, 1, arrival_at=1.0, standing=Standing("mine"))
+    unit.step()
+    unit.come(2, CHUNK - 4, 1, arrival_at=2.0, standing=Standing("other"), num_prompt_logprobs=1)
+    assert prompt_tokens(unit) == {"other": CHUNK // 4 // 2}
+
+
+def test_however_dear_log_probabilities_are_a_prompt_goes_on() -> None:
+    unit = planned()
+    unit.planner.turns.pass_time = PassTime(0.01, per_prefill_token=1e-9)
+    unit.planner.turns.score_per_token = 0.003
+    unit.come(1, 20, 1, arrival_at=2.0, standing=FLOOD, num_prompt_logprobs=20)
+    unit.come(2, 10 * CHUNK, 1, arrival_at=1.0, standing=Standing("mine"))
+    unit.finish()
+    assert len(unit.ended) == 2
 
 
 def test_whom_the_scheduler_calls_a_flood_has_short_passes_however_little_it_has_here() -> None:

@@ -390,3 +390,16 @@ def test_who_yields_stands_behind_all_tenants_until_it_is_due() -> None:
     assert 100 not in names(unit.step())
     unit.now += 2e6
     assert 100 in names(unit.step())
+
+
+def test_who_asks_for_log_probabilities_of_prompts_is_served_more_by_their_time() -> None:
+    unit = make_planned(Fcfs(), chunk=64, blocks=9999, max_running=1)
+    unit.planner.turns.pass_time = PassTime(0.001, per_prefill_token=0.001)
+    unit.planner.turns.score_per_token = 0.009
+    for name in range(200):
+        unit.come(name, 16, 1, standing=Standing("plain"))
+        unit.come(name + 200, 16, 1, standing=Standing("scored"), num_prompt_logprobs=20)
+    had: Counter[str] = Counter()
+    for _ in range(200):
+        had += tokens(unit.step())
+    assert had["plain"] > 5 * had["scored"] > 0

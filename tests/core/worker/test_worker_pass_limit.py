@@ -200,3 +200,11 @@ def _due_within(unit: Planned, sequence: Sequence) -> float:
     if service is not None and service.tpot is not None:
         return service.tpot
     return max(PACE, sequence.in_hand_until - unit.now)
+
+
+def test_log_probabilities_of_a_prompt_are_a_part_of_its_time() -> None:
+    unit = planned()
+    unit.planner.turns.score_per_token = 0.0003
+    decodes(unit, 1, SLOW)
+    unit.come(9, 5_000, 5, num_prompt_logprobs=20)
+    assert num_prompt_tokens(unit) == int((0.0475 - 0.0105 - 9e-7) / 0.0004)

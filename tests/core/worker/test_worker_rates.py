@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headway.core.worker.rates import MemoryRates
 from headway.forward_pass import ForwardPass, PassItem, PassResult, Swap
 from headway.request import SamplingParams, StreamKey
 from tests.fakes.worker_core import crowded, num_swapped
 
 KEY = StreamKey("g", 1)
+SAMPLINGS = (SamplingParams(), SamplingParams(num_prompt_logprobs=20))
 
 
 def ran(rates: MemoryRates, num_tokens: int, pass_time: float) -> None:
@@ -18,6 +21,14 @@ def ran(rates: MemoryRates, num_tokens: int, pass_time: float) -> None:
 def swapped(rates: MemoryRates, num_tokens: int, swap_time: float) -> None:
     swap = Swap(KEY, (0,), num_tokens, (0,))
     rates.ran(ForwardPass(1, (), swapped_out=(swap,)), PassResult(1, 9.0, (), swap_time=swap_time))
+
+
+def test_prompts_whose_log_probabilities_are_asked_for_make_no_prefill_dearer() -> None:
+    rates = MemoryRates()
+    items = [PassItem(KEY, (1,) * 100, 0, (0,), True, each, (1,) * 100, ()) for each in SAMPLINGS]
+    rates.ran(ForwardPass(1, tuple(items)), PassResult(1, 1.0, (), score_time=0.8))
+    assert rates.prefill_per_token == pytest.approx(0.001)
+    assert rates.score_per_token == pytest.approx(0.008)
 
 
 def test_it_is_swapped_while_either_rate_is_unknown() -> None:

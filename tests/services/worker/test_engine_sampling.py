@@ -10,10 +10,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headway.forward_pass import PassItem
+from headway.forward_pass import PENDING, PassItem
 from headway.request import SamplingParams, StreamKey
 from services.worker.engine.penalties import adjust
-from services.worker.engine.sampler import draw, filtered_probs, greatest, invert, uniform
+from services.worker.engine.sampler import (
+    best_of,
+    draw,
+    filtered_probs,
+    greatest,
+    invert,
+    uniform,
+)
 from tests.fakes.engine_rig import Run, Schedule, backend, prompt, reference_model
 
 EOS = (3, 4)
@@ -271,6 +278,24 @@ def test_the_greatest_is_found_in_a_vocabulary_of_any_size(size: int, dtype: tor
         first = int(row.argmax())  # of equals the first, a NaN before all
         assert token == first
         assert value == row[first] or math.isnan(row[first])
+
+
+@pytest.mark.parametrize("size", [1, 63, 700, 11_000, 40_001])
+@pytest.mark.parametrize("count", [0, 1, 20])
+def test_the_best_are_found_in_a_vocabulary_of_any_size(size: int, count: int) -> None:
+    logits = logits_of(5, size)
+    values, tokens = best_of(logits, count)
+    assert values.tolist() == logits.sort(-1, descending=True).values[:, :count].tolist()
+    assert logits.gather(1, tokens).equal(values)
+
+
+def test_a_prompt_is_scored_while_the_pass_behind_it_is_planned() -> None:
+    sampling = SamplingParams(num_prompt_logprobs=2)
+    assert item(sampling).num_scored == 1
+    assert item(sampling)._replace(output_token_ids=[PENDING]).num_scored == 1
+    assert item(sampling, [7]).num_scored == 0
+    assert item(sampling)._replace(output_token_ids=[7]).num_scored == 0, "it goes on elsewhere"
+    assert item(SamplingParams()).num_scored == 0
 
 
 def test_a_seeded_request_draws_the_same_text_whatever_runs_beside_it(llama: str) -> None:

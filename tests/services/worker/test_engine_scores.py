@@ -39,3 +39,12 @@ def test_scores_of_a_request_that_leaves_are_dropped(llama: str) -> None:
     (sampled,) = engine.run(ForwardPass(3, (run.item(32),))).sampled
     assert sampled.logprobs is not None
     assert sampled.logprobs.prompt == (), "some are missing, so none is said"
+
+
+def test_a_pass_says_how_long_its_scores_took(llama: str) -> None:
+    engine = load(llama, num_blocks=32)
+    plain = Run(prompt(40), 1, SamplingParams(temperature=0.0), blocks=[0, 1, 2])
+    assert engine.run(ForwardPass(1, (plain.item(40),))).score_time == 0.0
+    scored = Run(prompt(40), 1, SCORED, blocks=[3, 4, 5])
+    result = engine.run(ForwardPass(2, (scored.item(40),)))
+    assert 0.0 < result.score_time < result.pass_time
