@@ -139,8 +139,8 @@ class Output:
             if self._keeps_tokens:
                 self.new_token_ids.append(token_id)
                 self.new_logprobs.append(delivery.logprobs)
-                if delivery.logprobs is not None and not self._streams:
-                    self._reply.hold(delivery.logprobs)
+            if delivery.logprobs is not None and not self._streams:
+                self._reply.hold(delivery.logprobs)
             piece = text.push(token_id, ends=reason is FinishReason.STOP)
             if text.num_answer_tokens > len(self.answered_at) and (
                 self._streams or not self.answered_at

@@ -175,6 +175,11 @@ class Account:
         self._step = step
         self._total = 0
 
+    @property
+    def amount(self) -> int:
+        """What there is of it."""
+        return self._total
+
     def add(self, amount: int) -> None:
         """Add an amount; RESOURCE_EXHAUSTED where the client may not hold so much."""
         self._total += amount

@@ -59,6 +59,7 @@ from services.gateway.openai.stored_responses import StoredResponses
 from services.gateway.reading import INLINE_BYTES
 from services.gateway.served_model import ServedModel
 from services.gateway.sessions import in_session
+from services.gateway.slices import Slices
 from services.runtime.telemetry import package_version
 
 _OPEN_METRICS = "application/openmetrics-text"
@@ -134,6 +135,7 @@ class HttpEdge:
         self._described = cache(lambda: dumps(describe(package_version(), **say)).encode())
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = int(shell.now())
+        self._slices = Slices()
         most_bytes = {
             path: calls.models.most_body_bytes(MAX_CHOICES if parse is parse_completion else 1)
             for path, parse in _POST.items()
@@ -283,6 +285,7 @@ class HttpEdge:
         if isinstance(reply, ResponseReply) and self._stored is not None:
             reply.keep = partial(self._keep, self._stored, self._tenant(exchange), call.session_id)
         reply.find_life = self._shell.life
+        reply.slices = self._slices
         reply.account = Account(self._calls.threads.buffered, exchange.client, _ACCOUNT_STEP)
         tell = partial(self._say_limits, exchange)
         self._calls.open(call, requests, reply, exchange.client, tell)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from headway.errors import Code, HeadwayError
 from headway.request import TokenLogprobs
@@ -15,7 +15,10 @@ from services.gateway.output_text import Piece
 from services.gateway.tokenizer import TextCodec
 from services.gateway.tool_calls import CallPiece
 
+T = TypeVar("T")
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_PART = 8
+"""Tokens whose log probabilities are written at once."""
 _LEAST_LOGPROB = -9999.0  # JSON has no -Infinity; OpenAI writes this
 UNSCORED = TokenLogprobs(0.0)
 """The entry of a prompt's first token, which has no log probability."""
@@ -144,22 +147,23 @@ def whole_calls(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
     return [*calls.values()]
 
 
-def chat_choice(
-    index: int, piece: Piece, end: str, logprobs: Any, *, reasoning: bool
-) -> dict[str, Any]:
-    """Make a choice of a whole chat response; ``reasoning`` for reasoning models alone."""
+def chat_choice(index: int, piece: Piece, end: str, *, reasoning: bool) -> dict[str, Any]:
+    """Make a choice of a whole chat response but for its log probabilities.
+
+    ``reasoning`` for reasoning models alone.
+    """
     message: dict[str, Any] = {"role": "assistant", "content": piece.answer, "refusal": None}
     if piece.calls:
         message["content"] = piece.answer or None
         message["tool_calls"] = whole_calls(piece.calls)
     if reasoning:
         message["reasoning"] = message["reasoning_content"] = piece.reasoning or None
-    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": end}
+    return {"index": index, "message": message, "finish_reason": end}
 
 
-def completion_choice(index: int, text: str, end: str, logprobs: Any) -> dict[str, Any]:
-    """Make a choice of a whole completion."""
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": end}
+def completion_choice(index: int, text: str, end: str) -> dict[str, Any]:
+    """Make a choice of a whole completion but for its log probabilities."""
+    return {"index": index, "text": text, "finish_reason": end}
 
 
 # --- log probabilities ----------------------------------------------------------------
@@ -173,18 +177,25 @@ class LogprobsWriter:
         self._chat = chat
         self._as_ids = as_ids  # ``token_id:42`` in the text's place, as vLLM writes it
         self._offset = 0  # characters before the next token, for completions
+        self._names: dict[int, str] = {}
+        self._bytes: dict[int, Sequence[int]] = {}
 
-    def write(
+    def parts(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
-    ) -> dict[str, Any]:
-        """Return those of the next tokens."""
+    ) -> Iterator[str]:
+        """Yield those of the next tokens as JSON, a few at a time."""
         entries = [
             (token_id, entry or TokenLogprobs(_LEAST_LOGPROB))
             for token_id, entry in zip(token_ids, logprobs, strict=True)
         ]
         if self._chat:
-            return {"content": [self._chat_entry(*one) for one in entries], "refusal": None}
-        return self._completion(entries)
+            yield '{"content":'
+            yield from in_parts(entries, lambda one: self._chat_entry(*one))
+            yield ',"refusal":null}'
+            return
+        yield '{"top_logprobs":'
+        yield from in_parts(entries, lambda one: self._tops(one[1]))
+        yield f",{dumps(self._of_tokens(entries))[1:]}"
 
     def _chat_entry(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, Any]:
         tops = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
@@ -194,36 +205,47 @@ class LogprobsWriter:
         }
 
     def _chat_token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        _, raw = self._codec.token_text(token_id)
-        return {"token": self._name(token_id), "logprob": _finite(logprob), "bytes": list(raw)}
+        raw = self._bytes.get(token_id)
+        if raw is None:
+            raw = self._bytes[token_id] = list(self._codec.token_text(token_id)[1])
+        return {"token": self.name(token_id), "logprob": _finite(logprob), "bytes": raw}
 
-    def _name(self, token_id: int) -> str:
-        return f"token_id:{token_id}" if self._as_ids else self._codec.token_text(token_id)[0]
+    def name(self, token_id: int) -> str:
+        """Return how a token is called."""
+        name = self._names.get(token_id)
+        if name is None:
+            text = self._codec.token_text(token_id)[0]
+            name = self._names[token_id] = f"token_id:{token_id}" if self._as_ids else text
+        return name
 
-    def _completion(self, entries: Sequence[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
-        tokens, offsets = [], []
-        tops: list[dict[str, float] | None] = []
-        for token_id, entry in entries:
-            text, _ = self._codec.token_text(token_id)
-            tokens.append(self._name(token_id))
+    def _tops(self, entry: TokenLogprobs) -> dict[str, float] | None:
+        if entry is UNSCORED:
+            return None
+        pairs = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+        return {self.name(i): _finite(value) for i, value in pairs}
+
+    def _of_tokens(self, entries: Sequence[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
+        """Return a completion's lists of the tokens themselves."""
+        offsets = []
+        for token_id, _ in entries:
             offsets.append(self._offset)
-            self._offset += len(text)
-            pairs = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
-            if entry is UNSCORED:
-                tops.append(None)
-                continue
-            tops.append({self._name(i): _finite(value) for i, value in pairs})
-        return {
-            "tokens": tokens,
-            "token_logprobs": [
-                None if entry is UNSCORED else _finite(entry.logprob) for _, entry in entries
-            ],
-            "top_logprobs": tops,
-            "text_offset": offsets,
-        }
+            self._offset += len(self._codec.token_text(token_id)[0])
+        scores = [None if entry is UNSCORED else _finite(entry.logprob) for _, entry in entries]
+        tokens = [self.name(token_id) for token_id, _ in entries]
+        return {"tokens": tokens, "token_logprobs": scores, "text_offset": offsets}
 
 
-def prompt_entry(codec: TextCodec, token_id: int, logprobs: TokenLogprobs) -> dict[str, Any]:
+def prompt_parts(
+    codec: TextCodec, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+) -> Iterator[str]:
+    """Yield vLLM's list for a prompt as JSON, a few tokens at a time: nothing for the first."""
+    names = LogprobsWriter(codec, chat=False)
+    entries: list[tuple[int, TokenLogprobs] | None] = [None]
+    entries += zip(token_ids[1:], logprobs, strict=True)
+    yield from in_parts(entries, lambda one: None if one is None else _prompt_entry(names, *one))
+
+
+def _prompt_entry(names: LogprobsWriter, token_id: int, logprobs: TokenLogprobs) -> dict[str, Any]:
     """Return vLLM's entry for a token of a prompt: the best, and itself, by their ids."""
     ranks = {each: n for n, each in enumerate(logprobs.top_token_ids, 1)}
     pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
@@ -231,10 +253,19 @@ def prompt_entry(codec: TextCodec, token_id: int, logprobs: TokenLogprobs) -> di
         str(each): {
             "logprob": _finite(logprob),
             "rank": ranks.get(each),
-            "decoded_token": codec.token_text(each)[0],
+            "decoded_token": names.name(each),
         }
         for each, logprob in {token_id: logprobs.logprob, **dict(pairs)}.items()
     }
+
+
+def in_parts(values: Sequence[T], as_json: Callable[[T], Any]) -> Iterator[str]:
+    """Yield a list as JSON, a few of its values at a time."""
+    yield "["
+    for begin in range(0, len(values), _PART):
+        written = dumps([as_json(value) for value in values[begin : begin + _PART]])[1:-1]
+        yield f",{written}" if begin else written
+    yield "]"
 
 
 def _finite(logprob: float) -> float:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Protocol
 
 from headway.core.gateway.shares import Account
-from headway.errors import HeadwayError
+from headway.errors import Code, HeadwayError
 from headway.life.form import timings
 from headway.life.record import LifeRecord
 from headway.request import TokenLogprobs
@@ -26,11 +26,12 @@ from services.gateway.openai.json import (
     completion_choice,
     dumps,
     error_body,
-    prompt_entry,
+    prompt_parts,
     status_of,
 )
 from services.gateway.output_text import NOTHING, Piece
 from services.gateway.outputs import Output
+from services.gateway.slices import Slices
 from services.gateway.tokenizer import TextCodec
 from services.gateway.tool_calls import CallPiece
 
@@ -39,6 +40,8 @@ EVENTS = "text/event-stream; charset=utf-8"
 
 _TOKEN_BYTES, _RANK_BYTES = 100, 76
 """Memory of a token's log probabilities, and of each rank among them."""
+_FEW_BYTES = 2**16
+"""Memory of log probabilities that are written at once: a millisecond or two."""
 _UNPRINTABLE = re.compile(r"[^ -~]")
 
 FindLife = Callable[[str], LifeRecord | None]
@@ -84,6 +87,8 @@ class HttpReplyBase:
     num_prompt_tokens: int = field(default=0, init=False)
     ended: bool = field(default=False, init=False)
     find_life: FindLife = field(default_factory=lambda: _no_life, init=False)
+    slices: Slices | None = field(default=None, init=False)
+    """Where a long answer is written a little at a time; None: it is written at once."""
     account: Account | None = field(default=None, init=False)
     """Of the bytes that wait for its end; None: nobody counts them."""
     _num_ended: int = field(default=0, init=False)
@@ -237,7 +242,7 @@ class StreamReply(HttpReplyBase):
         extra = '"logprobs":null'
         if self.style.logprobs and token_ids:
             extra = (
-                f'"logprobs":{dumps(self._logprobs_of(output.index).write(token_ids, logprobs))}'
+                f'"logprobs":{"".join(self._logprobs_of(output.index).parts(token_ids, logprobs))}'
             )
         if self.style.return_token_ids:
             extra += f',"token_ids":{dumps(token_ids)}'
@@ -245,10 +250,14 @@ class StreamReply(HttpReplyBase):
 
 
 class WholeReply(HttpReplyBase):
-    """A reply as one JSON body, sent when every output has ended."""
+    """A reply as one JSON body, sent when every output has ended.
+
+    One with many log probabilities takes long to write.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._is_writing = False
         self._pieces: dict[int, list[Piece]] = {}
         self._ends: dict[int, str] = {}
 
@@ -257,17 +266,50 @@ class WholeReply(HttpReplyBase):
         self._pieces.setdefault(output.index, []).append(piece)
         if end is not None:
             self._ends[output.index] = self._end_of(output, end) or end
-            if self._end():
-                body = {
-                    **self.identity.as_json(chunk=False),
-                    "choices": [self._choice(o) for o in self.outputs],
-                    "usage": self._usage().as_json(),
-                }
-                if self.style.chat and self.style.prompt_logprobs:
-                    body["prompt_logprobs"] = self._of_prompt(self.outputs[0])
-                self.exchange.respond(200, JSON, dumps(body).encode())
+            slices = self.slices
+            if slices is not None and self.account is not None:
+                self._is_writing = self.account.amount > _FEW_BYTES
+            if not self._end():
+                return
+            if slices is not None and self._is_writing:
+                slices.add(self._written())
+            else:
+                self.exchange.respond(200, JSON, "".join(self._body()).encode())
 
-    def _choice(self, output: Output) -> dict[str, object]:
+    def _settle(self) -> None:
+        if not self._is_writing or self.exchange.ended:
+            super()._settle()
+
+    def _written(self) -> Iterator[None]:
+        """Write the answer, unless its client leaves."""
+        written: list[str] = []
+        try:
+            for part in self._body():
+                written.append(part)
+                yield
+                if self.exchange.ended:
+                    return
+            self.exchange.respond(200, JSON, "".join(written).encode())
+        except Exception:
+            self.fail(HeadwayError(Code.INTERNAL, "the gateway failed; it is logged"))
+            raise
+        finally:
+            self._is_writing = False
+            self._settle()
+
+    def _body(self) -> Iterator[str]:
+        """Yield the answer in JSON, in short parts."""
+        yield f'{dumps(self.identity.as_json(chunk=False))[:-1]},"choices":'
+        for n, output in enumerate(self.outputs):
+            yield "," if n else "["
+            yield from self._choice(output)
+        yield f'],"usage":{dumps(self._usage().as_json())}'
+        if self.style.chat and self.style.prompt_logprobs:
+            yield ',"prompt_logprobs":'
+            yield from self._of_prompt(self.outputs[0])
+        yield "}"
+
+    def _choice(self, output: Output) -> Iterator[str]:
         index = output.index
         pieces = self._pieces[index]
         piece = Piece(
@@ -276,27 +318,27 @@ class WholeReply(HttpReplyBase):
             tuple(call for p in pieces for call in p.calls),
         )
         token_ids, scores = self._tokens(output)
-        logprobs = None
-        if self.style.logprobs:
-            logprobs = self._logprobs_of(index).write(token_ids, scores)
         if self.style.chat:
             reasoning = self.codec.markers is not None or bool(piece.reasoning)
-            choice = chat_choice(index, piece, self._ends[index], logprobs, reasoning=reasoning)
+            choice = chat_choice(index, piece, self._ends[index], reasoning=reasoning)
         else:
-            text = self._echoed(output, piece).answer
-            choice = completion_choice(index, text, self._ends[index], logprobs)
-            if self.style.prompt_logprobs:
-                choice["prompt_logprobs"] = self._of_prompt(output)
+            choice = completion_choice(index, self._echoed(output, piece).answer, self._ends[index])
         if self.style.return_token_ids:
             choice["token_ids"] = token_ids
         if output.is_cut:
             choice["stop_reason"] = "deadline"
-        return choice
+        yield f'{dumps(choice)[:-1]},"logprobs":'
+        if self.style.logprobs:
+            yield from self._logprobs_of(index).parts(token_ids, scores)
+        else:
+            yield "null"
+        if self.style.prompt_logprobs and not self.style.chat:
+            yield ',"prompt_logprobs":'
+            yield from self._of_prompt(output)
+        yield "}"
 
-    def _of_prompt(self, output: Output) -> list[dict[str, Any] | None]:
-        """Return vLLM's list: nothing for the first token of a prompt."""
-        pairs = zip(output.prompt_token_ids[1:], output.prompt_logprobs or (), strict=True)
-        return [None, *(prompt_entry(self.codec, *pair) for pair in pairs)]
+    def _of_prompt(self, output: Output) -> Iterator[str]:
+        return prompt_parts(self.codec, output.prompt_token_ids, output.prompt_logprobs or ())
 
 
 class ItemReply(HttpReplyBase, ABC):
