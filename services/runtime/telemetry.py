@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from math import inf
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import (
+    CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Gauge,
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    generate_latest,
     make_wsgi_app,
     start_http_server,
 )
@@ -30,11 +34,11 @@ from headway.errors import Code, HeadwayError
 from services.runtime.config import host_and_port
 from services.runtime.log_lines import LogLines
 from services.runtime.probes import Probes
+from services.runtime.scrape_pace import KEPT, ScrapePace
 from services.runtime.store import Store
 
 _LAG_INTERVAL = 0.5
 _SILENCE = 10.0  # seconds
-_MOST_CONNECTIONS = 512  # a thread and a file each; one more is closed
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
@@ -137,36 +141,45 @@ def serve_metrics(
     silent = {"timeout": _SILENCE}  # of a connection, which holds a thread
     quiet: Any = server
     quiet.handle_error = lambda *_: None  # the end of a connection is worth no traceback
-    places = threading.Semaphore(_MOST_CONNECTIONS)
-    quiet.verify_request = lambda *_: places.acquire(blocking=False)
+    pace = ScrapePace()
+    quiet.verify_request = lambda _, address: pace.take(address[0])
     start, serve = quiet.process_request, quiet.process_request_thread
 
     def start_in_place(request: Any, address: Any) -> None:
         try:
             start(request, address)
         except BaseException:  # there is no thread for it
-            places.release()
+            pace.give_back(address[0])
             raise
 
     def serve_in_place(request: Any, address: Any) -> None:
         try:
+            time.sleep(pace.wait(address[0]))
             serve(request, address)
         finally:
-            places.release()
+            pace.give_back(address[0])
 
     quiet.process_request = start_in_place
     quiet.process_request_thread = serve_in_place
     server.RequestHandlerClass = type(handler.__name__, (handler,), silent)
     whole, nameless = make_wsgi_app(registry), make_wsgi_app(_Nameless(registry))
+    kept: dict[bool, tuple[float, bytes]] = {}
 
     def metrics_app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         is_told = sees_tenants(environ.get("HTTP_AUTHORIZATION", ""))
+        if pace.is_flood(environ.get("REMOTE_ADDR", "")):
+            since, text = kept.get(is_told, (-inf, b""))
+            if time.monotonic() >= since + KEPT:
+                text = generate_latest(registry if is_told else _Nameless(registry))
+                kept[is_told] = time.monotonic(), text
+            start_response("200 OK", [("Content-Type", CONTENT_TYPE_LATEST)])
+            return [text]
         shown: Any = whole if is_told else nameless
         try:
-            text: Iterable[bytes] = shown(environ, start_response)
+            answer: Iterable[bytes] = shown(environ, start_response)
         except TypeError:  # a form of text whose version is no number
-            text = shown({**environ, "HTTP_ACCEPT": ""}, start_response)
-        return text
+            answer = shown({**environ, "HTTP_ACCEPT": ""}, start_response)
+        return answer
 
     server.set_app(probes.beside(metrics_app))
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import resource
 import signal
@@ -16,12 +17,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from services.gateway.auth import key_line
 from services.gateway.config import GatewayConfig
 from services.local.store import free_port
-from services.runtime import telemetry
+from services.runtime import scrape_pace, telemetry
 from services.runtime.probes import Probes
 from services.runtime.store import Member, Store
 
@@ -280,7 +281,7 @@ async def test_odd_questions_to_the_metrics_port_are_answered_without_a_tracebac
 async def test_the_metrics_port_has_a_bound_of_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(telemetry, "_MOST_CONNECTIONS", 1)
+    monkeypatch.setattr(scrape_pace, "_MOST_CONNECTIONS", 1)
     with telemetry.serve_metrics("127.0.0.1:0", CollectorRegistry(), Probes()) as address:
         host, _, port = address.rpartition(":")
         first, one_more = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
@@ -297,7 +298,7 @@ async def test_a_connection_to_the_metrics_port_without_a_thread_keeps_no_place(
     def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(telemetry, "_MOST_CONNECTIONS", 1)
+    monkeypatch.setattr(scrape_pace, "_MOST_CONNECTIONS", 1)
     with telemetry.serve_metrics("127.0.0.1:0", CollectorRegistry(), Probes()) as address:
         host, _, port = address.rpartition(":")
         with monkeypatch.context() as full:
@@ -306,6 +307,22 @@ async def test_a_connection_to_the_metrics_port_without_a_thread_keeps_no_place(
             assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
             writer.close()
         assert await asyncio.to_thread(_get, f"http://{address}/live", "") == "ok\n"
+
+
+async def test_who_scrapes_on_and_on_reads_a_text_that_is_rendered_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asks, renders = itertools.count(), itertools.count()
+    monkeypatch.setattr(scrape_pace.ScrapePace, "is_flood", lambda *_: next(asks) > 1)
+    monkeypatch.setattr(telemetry, "KEPT", 1000.0)
+    registry = CollectorRegistry()
+    Gauge("renders", "So far.", registry=registry).set_function(lambda: next(renders))
+    with telemetry.serve_metrics("127.0.0.1:0", registry, Probes()) as address:
+        told = [
+            (await asyncio.to_thread(_get, f"http://{address}/metrics{odd}", "")).splitlines()[-1]
+            for odd in ("", "", "", "?name[]=other", "?name[]=renders", "")
+        ]
+    assert told == [f"renders {float(number)}" for number in (0, 1, 2, 2, 2, 2)]
 
 
 def _get_once_there(url: str) -> str:
