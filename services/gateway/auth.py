@@ -118,7 +118,11 @@ class KeyRing:
         self._seen: tuple[int, ...] = ()
         self._checked_at = 0.0
         if file is not None:
-            self._seen, self._keys = _state_of(file), self._read(file)
+            try:
+                self._seen, self._keys = _state_of(file), self._read(file)
+            except (OSError, UnicodeDecodeError) as error:
+                message = f"the API keys' file {file} cannot be read: {error}"
+                raise HeadwayError(Code.INVALID_ARGUMENT, message) from error
             if not self._keys:
                 message = f"{file} holds no key; make one with `headway key`"
                 raise HeadwayError(Code.INVALID_ARGUMENT, message)

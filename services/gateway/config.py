@@ -22,6 +22,7 @@ from services.runtime.config import (
     ServiceConfig,
     host_and_port,
     is_loopback,
+    reachable_address,
 )
 from services.runtime.preset import ClassesConfig
 from services.runtime.rooms import SHIPPED_MODEL
@@ -167,6 +168,11 @@ class GatewayConfig(ClassesConfig):
         2**20, ge=4096, description="bytes that a client may leave unread before it is cut off"
     )
 
+    @field_validator("sink_advertise")
+    @classmethod
+    def _a_reachable_sink(cls, value: str) -> str:
+        return reachable_address(value)
+
     @field_validator("sink_listen")
     @classmethod
     def _sink_is_an_address(cls, value: str) -> str:
@@ -200,6 +206,11 @@ class GatewayConfig(ClassesConfig):
         """Return the options of the server for workers, which is not the clients'."""
         advertised = self.sink_advertise or _host(self.advertise)
         return self.model_copy(update={"listen": self.sink_listen, "advertise": advertised})
+
+    def check(self) -> None:
+        """See ``ServiceConfig``."""
+        super().check()
+        KeyRing.load(self.api_key_file, self.service_classes())
 
     def sees_tenants(self) -> Callable[[str], bool]:
         """Return whether it is an operator's key; HeadwayError where the keys cannot be read."""

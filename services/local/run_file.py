@@ -61,7 +61,7 @@ def running_cluster(folder: Path) -> RunningCluster:
             return RunningCluster(*(str(fields[name]) for name in RunningCluster._fields))
     except FileNotFoundError:
         return RunningCluster()
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         message = f"{path} cannot be read ({error}): give --url"
         raise HeadwayError(Code.UNAVAILABLE, message) from error
 

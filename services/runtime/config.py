@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from services.runtime.failpoints import arm_from_environment
 from services.runtime.rooms import model_folder
 
 _NAME = r"^[A-Za-z0-9._-]{1,128}$"
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?|[0-9A-Fa-f:.]+")
 _NAME_OR_NONE = r"^[A-Za-z0-9._-]{0,128}$"
 
 ModelName = Annotated[str, AfterValidator(model_folder)]
@@ -112,6 +114,11 @@ class ServiceConfig(BaseSettings):
             raise ValueError("must be a URL of Redis, for example redis://127.0.0.1:6379/0")
         return value
 
+    @field_validator("advertise")
+    @classmethod
+    def _a_reachable_address(cls, value: str) -> str:
+        return reachable_address(value)
+
     @field_validator("listen", "metrics_listen")
     @classmethod
     def _an_address(cls, value: str, info: ValidationInfo) -> str:
@@ -138,6 +145,9 @@ class ServiceConfig(BaseSettings):
         """Return the name in membership and logs, e.g. ``worker`` for WorkerConfig."""
         return cls.__name__.removesuffix("Config").lower()
 
+    def check(self) -> None:
+        """Refuse (HeadwayError) files that it could not go on with once the store is there."""
+
     def sees_tenants(self) -> Callable[[str], bool]:
         """Return whether who shows this ``Authorization`` is told tenants' names by the metrics."""
         return lambda authorization: True
@@ -152,8 +162,11 @@ def load_config(config_class: type[C], argv: Sequence[str] | None = None) -> C:
         arm_from_environment()
         return read_config(config_class, sys.argv[1:] if argv is None else argv)
     except HeadwayError as error:
-        print(error.message, file=sys.stderr)  # noqa: T201 (there are no logs yet)
-        raise SystemExit(2) from None
+        said = error.message
+    except OSError as error:  # a file's name may be none
+        said = str(error)[:_MOST_SHOWN]
+    print(said, file=sys.stderr)  # noqa: T201 (there are no logs yet)
+    raise SystemExit(2)
 
 
 def read_config(config_class: type[C], argv: Sequence[str]) -> C:
@@ -172,6 +185,8 @@ def read_config(config_class: type[C], argv: Sequence[str]) -> C:
     raise HeadwayError(Code.INVALID_ARGUMENT, "\n".join(problems))
 
 
+_MOST_SHOWN = 300
+"""Characters of a wrong value that its refusal repeats."""
 _KINDS = {
     "int_parsing": "be a whole number",
     "int_from_float": "be a whole number",
@@ -190,7 +205,8 @@ def _problem(error: ErrorDetails) -> str:
         limit = f"have the form {error['ctx']['pattern']}"
     else:
         limit = _KINDS.get(kind) or message.partition(" should ")[2]
-    given = f"{flag} is {error['input']!r}"
+    text = repr(error["input"])
+    given = f"{flag} is {text if len(text) <= _MOST_SHOWN else f'{text[:_MOST_SHOWN]}...'}"
     return f"{given}; it must {limit}" if limit else f"{given}: {message}"
 
 
@@ -200,6 +216,13 @@ def host_and_port(param: str, address: str) -> tuple[str, int]:
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
         raise invalid(param, address, "host:port, for example 127.0.0.1:7000")
     return host, int(port)
+
+
+def reachable_address(address: str) -> str:
+    """Return ``host[:port]``, or ""; ValueError for what nobody can call."""
+    if address and not _ADDRESS.fullmatch(address):
+        raise ValueError("must be host or host:port, for example worker-1:7000")
+    return address
 
 
 def without_password(url: str) -> str:

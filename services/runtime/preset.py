@@ -47,6 +47,11 @@ class PresetConfig(ServiceConfig):
         params = {q: {**below.get(q, {}), **choice.params.get(q, {})} for q in questions}
         return find_preset(self.preset).but(choice.policies, params)
 
+    def check(self) -> None:
+        """See ``ServiceConfig``."""
+        super().check()
+        self.costs()
+
     def costs(self) -> Costs:
         """Return the profile's costs of the instances; velocities alone without a profile."""
         if self.profile:
@@ -66,6 +71,11 @@ class ClassesConfig(PresetConfig):
     classes: Path | None = Field(
         None, description="TOML file of service classes; default: the shipped ones"
     )
+
+    def check(self) -> None:
+        """See ``ServiceConfig``."""
+        super().check()
+        self.service_classes()
 
     def service_classes(self) -> ServiceClasses:
         """Return the classes; HeadwayError where the file does not serve."""

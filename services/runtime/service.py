@@ -141,6 +141,8 @@ async def start(
     machine = machine or Machine()
     if fault := own_fault(config):
         raise HeadwayError(Code.FAILED_PRECONDITION, fault)
+    config.check()
+    server = GrpcServer(config, for_clients=config.serves_clients)
     registry = CollectorRegistry()
     metrics = ServiceMetrics(registry, config.service_name(), config.service_id)
     metrics.watch_logs(lines)
@@ -152,7 +154,6 @@ async def start(
     store = await machine.connect(config)
     undo.push_async_callback(store.close)
     metrics.watch_store(store)
-    server = GrpcServer(config, for_clients=config.serves_clients)
     clock = machine.clock(config.clock_error)
     runtime = Runtime(config, clock, store, server, get_logger(), metrics=registry, machine=machine)
     service = await build(runtime)

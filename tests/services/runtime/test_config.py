@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+from pathlib import Path
+
 import pytest
 
 from headway.errors import HeadwayError
+from services.gateway.config import GatewayConfig
 from services.runtime.config import (
     ServiceConfig,
     host_and_port,
@@ -12,6 +16,10 @@ from services.runtime.config import (
     load_config,
     without_password,
 )
+from services.runtime.log_lines import LogLines
+from services.runtime.machine import Machine
+from services.runtime.service import Runtime, Service, start
+from services.runtime.store import Store
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
 
@@ -44,6 +52,8 @@ def test_a_service_without_an_id_gets_one_with_its_name() -> None:
         (["--log-level", "shout"], "'debug', 'info', 'warning' or 'error'"),
         (["--tls-cert", "cert.pem"], "give tls_cert, tls_key and tls_ca together"),
         (["--no-such-flag", "1"], "unrecognized arguments: --no-such-flag"),
+        (["--advertise", "http://[x"], "advertise is 'http://[x'"),
+        (["--advertise", "a b"], "must be host or host:port"),
     ],
 )
 def test_what_is_wrong_is_said_by_name_and_exits_with_2(
@@ -53,6 +63,45 @@ def test_what_is_wrong_is_said_by_name_and_exits_with_2(
         load_config(ServiceConfig, flags)
     assert ended.value.code == 2
     assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["", "worker-1", "worker-1:7000", "[::1]:7000", "10.0.0.1"])
+def test_an_address_may_be_advertised_with_and_without_a_port(address: str) -> None:
+    assert load_config(ServiceConfig, ["--advertise", address]).advertise == address
+
+
+@pytest.mark.parametrize("flag", ["--log-level", "--drain-timeout", "--store", "--model"])
+def test_a_wrong_value_is_repeated_in_part_alone(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load_config(WorkerConfig, [flag, "x" * 5000])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert len(said) < 600
+    assert len(said.splitlines()) == 1
+
+
+class NoStore(Machine):
+    """Nobody may ask it."""
+
+    async def connect(self, config: ServiceConfig) -> Store:
+        raise AssertionError("the store is asked before the files are read")
+
+
+@pytest.mark.parametrize("flag", ["api-key-file", "classes", "profile", "cluster-secret-file"])
+async def test_files_are_refused_by_name_before_the_store_is_asked(
+    flag: str, tmp_path: Path
+) -> None:
+    flags = ["--model", "headway-mini", "--cluster-secret-file", str(tmp_path / "secret")]
+    config = load_config(GatewayConfig, [*flags, f"--{flag}", str(tmp_path)])
+    with pytest.raises(HeadwayError, match=str(tmp_path)):
+        await start(config, unbuilt, AsyncExitStack(), LogLines(None), NoStore())
+
+
+async def unbuilt(runtime: Runtime[GatewayConfig]) -> Service:
+    """Build nothing."""
+    raise AssertionError("it does not come that far")
 
 
 def test_parameters_of_another_form_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
