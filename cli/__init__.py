@@ -35,6 +35,8 @@ COMMANDS = {
 }
 _HELPED_BY_A_SERVICE = {"picker"}
 """Commands whose ``--help`` is that of the service that they become."""
+_MOST_SHOWN = 300
+"""Characters of the system's own words for what fails."""
 _WRONG_CALLS = (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
 
 
@@ -104,6 +106,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # `| head`; what is left to print goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:  # a full disk, a name that is too long, a file of another user
+        print(f"headway: {str(error)[:_MOST_SHOWN]}", file=sys.stderr)
         return 1
 
 

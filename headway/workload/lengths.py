@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import HeadwayError, invalid, require_between
+from headway.tables import number
 from headway.workload.rows import load_column, load_columns
 
 MOST_TOKENS = 1 << 30
@@ -47,9 +48,9 @@ def empirical(values: Sequence[float], weights: Iterable[float] | None = None) -
     if len(own_weights) != len(values):
         raise invalid("weights", len(own_weights), f"as many as values ({len(values)})")
     for name, numbers in (("values", values), ("weights", own_weights)):
-        for number in numbers:
-            if not 0 <= number < math.inf:
-                raise invalid(name, number, "finite numbers, 0 or more each")
+        for each in numbers:
+            if not 0 <= each < math.inf:
+                raise invalid(name, each, "finite numbers, 0 or more each")
     kept = [(v, w) for v, w in zip(values, own_weights, strict=True) if w]  # nothing of weight 0
     if not kept:
         raise invalid("the sum of weights", 0, "over 0")
@@ -191,6 +192,7 @@ def _numbers(name: str, values: Any) -> list[float]:
 
 
 def _number(name: str, value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
+    finite = number(name, value)
+    if not math.isfinite(finite):
         raise invalid(name, value, "a finite number")
-    return float(value)
+    return finite

@@ -67,7 +67,7 @@ def instant(record: Record, field: str, unit: str) -> float:
     value = record.get(field)
     try:
         at = math.nan if isinstance(value, bool) or value is None else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         at = math.nan
     if not 0.0 <= at < math.inf:
         raise BadValueError(field, value, f"{unit}, 0 or more")

@@ -16,6 +16,10 @@ SUPERVISOR = "supervisor"
 """The supervisor's own name on the network."""
 
 
+_MOST_SHOWN = 80
+"""Characters of a value that a refusal repeats."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerShape:
     """The size of every worker of a history."""
@@ -171,7 +175,7 @@ def parse(text: str) -> SeedScenario:
                 parsed[name] = _value(hints[name], rest)
         except (KeyError, ValueError, TypeError) as error:
             raise invalid(
-                "scenario line", line, f"as `headway vopr` writes it ({error})"
+                "scenario line", line, f"as `headway vopr` writes it ({str(error)[:_MOST_SHOWN]})"
             ) from error
     if "seed" not in parsed:
         raise invalid("scenario", "a text without a seed", "what `headway vopr` writes")

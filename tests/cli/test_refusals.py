@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli import main
+from services.local.run_file import RUN_FILE
 from services.worker.engines import known_engines
 
 
@@ -174,3 +175,35 @@ def test_an_engine_that_is_not_installed_is_refused_in_one_sentence(
     assert f"engine '{engine}' is not installed in this environment" in said
     assert len(said.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+DEEP = "[" * 100_000
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    ("command", "content", "said"),
+    [
+        (f"profile show {LONG}", "", "File name too long"),
+        (f"simulate {LONG}", "", "File name too long"),
+        (
+            "plan --trace file.jsonl --profiles llama-8b-a100",
+            f'{{"arrival_at": 1{"0" * 400}, "prompt_tokens": 5, "output_tokens": 5}}',
+            "file.jsonl, line 1: arrival_at is 1000",
+        ),
+        ("explain r --log-dir .", DEEP, "cannot be read"),
+        ("trace --log-dir . --out out.json", DEEP, "cannot be read"),
+        ("vopr --scenario file", f"a={LONG}", "as `headway vopr` writes it"),
+    ],
+)
+def test_a_hostile_file_is_refused_in_one_short_sentence(
+    command: str, content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("file", "file.jsonl", RUN_FILE):
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o600)
+    assert main(command.split()) in (1, 2)
+    told = capsys.readouterr().err
+    assert said in told
+    assert len(told.splitlines()) == 1
+    assert len(told) < 600

@@ -60,6 +60,8 @@ def test_a_column_of_a_file_is_a_distribution(tmp_path: Path, packed: bool) -> N
         ({"values": [1, 2], "weights": [1]}, "as many as values (2)"),
         ({"values": [1, 2], "weights": [0, 0]}, "the sum of weights is 0"),
         ({"values": [1, -2]}, "values is -2.0"),
+        ({"values": [1, 10**400]}, "a number under 1e308"),
+        ({"values": [1, float("nan")]}, "a finite number"),
         ({"values": [1], "mean": 3}, "a key of answer is 'mean'"),
         ({"file": "nowhere.csv", "column": "x"}, "nowhere.csv"),
         ({"file": 3, "column": "x"}, "two texts"),
