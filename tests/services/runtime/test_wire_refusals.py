@@ -11,7 +11,7 @@ import pytest
 from headway.errors import Code, HeadwayError
 from headway.messages import LoadReport
 from headway.request import Request, SamplingParams
-from protos import gateway_pb2, predictor_pb2, scheduler_pb2, worker_pb2
+from protos import autoscaler_pb2, gateway_pb2, predictor_pb2, scheduler_pb2, worker_pb2
 from services.runtime import wire
 from services.runtime.wire.status import code_of, status_of_code
 
@@ -208,3 +208,14 @@ def test_every_code_has_a_grpc_status_and_comes_back(code: Code) -> None:
     assert wire.status_of(HeadwayError(code, "no")).value[0] == status_of_code(code)
     assert code_of(status_of_code(code)) is code
     assert code_of(grpc.StatusCode.DATA_LOSS.value[0]) is Code.INTERNAL
+
+
+@pytest.mark.parametrize(
+    "name", ["num_ready", "num_starting", "num_requests", "backlog_tokens", "num_standby"]
+)
+def test_a_fleet_of_counts_that_no_sum_would_fit_is_refused(name: str) -> None:
+    most = 2**64 - 1 if name == "backlog_tokens" else 2**32 - 1
+    packed = autoscaler_pb2.FleetReport()
+    setattr(packed.start_up if name == "num_standby" else packed.unified, name, most)
+    with pytest.raises(HeadwayError, match=f"{name} is {most}"):
+        wire.unpack_fleet(packed)
