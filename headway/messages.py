@@ -388,6 +388,8 @@ class EndForward:
     """Requests admitted since the last report, where prefixes are cached."""
     constants: tuple[UsedConstant, ...] = ()
     """Constants by which its order decides; none if none has drifted since the last report."""
+    begun: tuple[StreamKey, ...] = ()
+    """Requests whose prompt is computed, and that decode here, on a unified instance."""
 
 
 @dataclass(frozen=True, slots=True)

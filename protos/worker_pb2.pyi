@@ -634,6 +634,7 @@ class EndForward(_message.Message):
     COSTS_FIELD_NUMBER: _builtins.int
     ADMITTED_FIELD_NUMBER: _builtins.int
     CONSTANTS_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
     pass_id: _builtins.int
     pass_time: _builtins.float
     """seconds; 0: no pass ran (news between passes)"""
@@ -669,6 +670,10 @@ class EndForward(_message.Message):
     def constants(self) -> _containers.RepeatedCompositeFieldContainer[Global___UsedConstant]:
         """by which its order decides; none: as reported before"""
 
+    @_builtins.property
+    def begun(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamRef]:
+        """decode from now on, on a unified worker"""
+
     def __init__(
         self,
         *,
@@ -683,10 +688,11 @@ class EndForward(_message.Message):
         costs: Global___MeasuredCosts | None = ...,
         admitted: _abc.Iterable[Global___Admission] | None = ...,
         constants: _abc.Iterable[Global___UsedConstant] | None = ...,
+        begun: _abc.Iterable[_common_pb2.StreamRef] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "answering", b"answering", "constants", b"constants", "costs", b"costs", "dispatch_ids", b"dispatch_ids", "finished", b"finished", "loads", b"loads", "pass_id", b"pass_id", "pass_time", b"pass_time", "prefilled", b"prefilled", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "answering", b"answering", "begun", b"begun", "constants", b"constants", "costs", b"costs", "dispatch_ids", b"dispatch_ids", "finished", b"finished", "loads", b"loads", "pass_id", b"pass_id", "pass_time", b"pass_time", "prefilled", b"prefilled", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -146,6 +146,7 @@ class SchedulerHarness:
         prefilled: tuple[HeldRequest, ...] = (),
         finished: tuple[int, ...] = (),
         admitted: tuple[Admission, ...] = (),
+        begun: tuple[int, ...] = (),
         yielding: tuple[int, int] = (0, 0),
         pass_id: int = 1,
         after: float = 0.0,
@@ -171,7 +172,9 @@ class SchedulerHarness:
             for stream_id in finished
         )
         report = EndForward(
-            pass_id, pass_time, dispatch_ids, tuple(loads), prefilled, ends, admitted=admitted
+            *(pass_id, pass_time, dispatch_ids, tuple(loads), prefilled, ends),
+            admitted=admitted,
+            begun=tuple(map(key, begun)),
         )
         return self.post(WorkerReported(worker_id, report), after=after)
 

@@ -418,18 +418,19 @@ def test_who_holds_what_may_differ_once_somebody_was_sent_something_or_may_go_el
 # --- who passes a long prompt -------------------------------------------------------------
 
 
-def busy_with_a_long_prompt(*, passes: bool = True) -> SchedulerHarness:
+def busy_with_a_long_prompt(*, passes: bool = True, role: Role = Role.PREFILL) -> SchedulerHarness:
     """One worker that computes 5,000 tokens in chunks of 600."""
     scheduler = SchedulerHarness(replace(settings_of(), dispatch_params={"passes": passes}))
-    scheduler.connect(make_info("a", chunk=CHUNK, blocks=2000, max_len=20_000))
+    scheduler.connect(make_info("a", role, chunk=CHUNK, blocks=2000, max_len=20_000))
     ask(scheduler, 1, 1, 5000)
     scheduler.accept("a")
     assert sent_to(scheduler, 1) == UnitId("a", 0)
     return scheduler
 
 
-def test_short_prompts_pass_a_long_one_until_they_fill_a_chunk() -> None:
-    scheduler = busy_with_a_long_prompt()
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.UNIFIED])
+def test_short_prompts_pass_a_long_one_until_they_fill_a_chunk(role: Role) -> None:
+    scheduler = busy_with_a_long_prompt(role=role)
     for name in (2, 3, 4):
         ask(scheduler, name, name, 200)
     assert [sent_to(scheduler, name) for name in (2, 3, 4)] == [UnitId("a", 0)] * 3
@@ -463,13 +464,23 @@ def test_a_prompt_that_is_done_is_passed_by_nobody() -> None:
     assert sent_to(scheduler, 3) is None
 
 
+def test_nobody_passes_a_prompt_that_decodes_where_it_was_computed() -> None:
+    scheduler = busy_with_a_long_prompt(role=Role.UNIFIED)
+    scheduler.end_forward("a", after=0.1, begun=(1,))
+    ask(scheduler, 2, 2, 700)
+    scheduler.accept("a")
+    ask(scheduler, 3, 3, 400)  # half of 5,000, but not of 700
+    assert sent_to(scheduler, 3) is None
+
+
 @given(
     lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=8),
     done=st.integers(0, 20_000),
     chunk=st.integers(1, 5000),
+    least=st.integers(0, 5000),
 )
 def test_the_longest_that_may_pass_has_less_than_a_chunk_before_it(
-    lengths: list[int], done: int, chunk: int
+    lengths: list[int], done: int, chunk: int, least: int
 ) -> None:
     owed = max(0, sum(lengths) - done)
     debt = UnitDebt(UnitId("a", 0), owed, len(lengths), 0, 0, prompts=sorted(lengths))
@@ -478,7 +489,8 @@ def test_the_longest_that_may_pass_has_less_than_a_chunk_before_it(
         passed = sum(each for each in lengths if each >= 2 * num_tokens)
         return max(owed - passed, min(owed, sum(lengths) - passed))
 
-    most = debt.passable(chunk)
+    most = debt.passable(chunk, least)
     assert 0 <= most <= max(lengths) // 2
     assert not most or ahead(most) < chunk
-    assert all(ahead(n) >= chunk for n in (each // 2 for each in lengths) if n > most)
+    longer = (each for each in lengths if each >= least)
+    assert all(ahead(n) >= chunk for n in (each // 2 for each in longer) if n > most)

@@ -78,7 +78,7 @@ class Instance:
         self._keys: dict[StreamKey, _Held] = {}
         self._num_held = Counter[int]()  # by unit
         self._claims: dict[int, dict[str, int]] = {}  # blocks by unit and tenant
-        self._prompts: dict[StreamKey, int] = {}  # uncached tokens, where it only prefills
+        self._prompts: dict[StreamKey, int] = {}  # uncached tokens, until they are computed
         self._lengths: dict[int, list[int]] = {}  # the same by unit, least first
         self.watchers: list[dict[str, None]] = []  # who keep views; ids of changed instances
         self._load: InstanceLoad | None = None
@@ -143,9 +143,18 @@ class Instance:
         claims[tenant] -= num_blocks
         if not claims[tenant]:
             del claims[tenant]
+        self._forget_prompt(key, unit)
+
+    def _forget_prompt(self, key: StreamKey, unit: int) -> None:
         if (length := self._prompts.pop(key, None)) is not None:
             lengths = self._lengths[unit]
             del lengths[bisect_left(lengths, length)]
+
+    def begun(self, key: StreamKey) -> None:
+        """Note that a request's prompt is computed, and that it decodes here."""
+        if (held := self._keys.get(key)) is not None:
+            self._forget_prompt(key, held.unit)
+            self.changed()
 
     def claims(self, unit: int) -> Mapping[str, int]:
         """Return the blocks that prompts of requests here need, by tenant."""
@@ -181,7 +190,7 @@ class Instance:
             num_cached = sum([cached.get(request.key, 0) for request in batch.requests])
             tokens[batch.unit] = sum(lengths) - num_cached
             blocks[batch.unit] = sum(blocks_for(n, self.info.block_size) for n in lengths)
-            if self.info.role is Role.PREFILL:
+            if self.info.role in (Role.PREFILL, Role.UNIFIED):
                 self._note_prompts(batch, cached)
         keys = frozenset(r.key for batch in dispatch.batches for r in batch.requests)
         self._flights.add(dispatch.dispatch_id, FlyingDispatch(now, keys, tokens, blocks))

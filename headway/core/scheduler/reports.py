@@ -136,6 +136,8 @@ class WorkerReports:
             self._finished(instance, finished, now)
         for held in report.prefilled:
             self._take(instance, held, now)
+        for key in report.begun:
+            instance.begun(key)
         if report.loads and all(_is_idle(load) for load in report.loads):
             self._sweep(instance)
         self._pools[instance.info.model].ended(instance, report, now=now)

@@ -63,6 +63,5 @@ def change_role(state: WorkerState, role: Role) -> None:
 
 def _is_prompt(sequence: Sequence) -> bool:
     """Return whether its prompt waits; one that is in a pass may already be in the next one."""
-    num_drawn = len(sequence.output) - len(sequence.request.output_token_ids)
     waits = sequence.stage is not Stage.ARRIVING and not sequence.num_passes
-    return waits and not sequence.decoding and not num_drawn
+    return waits and not sequence.decoding and not sequence.num_drawn

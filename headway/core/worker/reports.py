@@ -133,6 +133,7 @@ class Reports:
             costs=state.costs.take_news(),
             admitted=tuple([each for unit in state.units for each in unit.admitted]),
             constants=self._new_constants(),
+            begun=tuple(news.begun),
         )
         news.clear()
         for unit in state.units:

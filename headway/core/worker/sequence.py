@@ -177,6 +177,11 @@ class Sequence(Life):
         return len(self.request.prompt_token_ids)
 
     @property
+    def num_drawn(self) -> int:
+        """Output tokens that were drawn here."""
+        return len(self.output) - len(self.request.output_token_ids)
+
+    @property
     def num_output_tokens(self) -> int:
         """Output tokens of all attempts."""
         return len(self.output)

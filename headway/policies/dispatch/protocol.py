@@ -43,19 +43,22 @@ class UnitDebt(NamedTuple):
     kv_capacity: int = 1 << 62
     """KV that it has room for."""
     prompts: Sequence[int] = ()
-    """Tokens of each prompt that a unit which only prefills was sent, without cached ones, least
-    first; those not known are left out."""
+    """Tokens of each prompt that a prefiller or a unified unit was sent and has not computed,
+    without cached ones, least first; those not known are left out."""
     yielding_kv_tokens: int = 0
     """KV that yields to a reader's first token, beside what is free."""
 
-    def passable(self, chunk_tokens: int) -> int:
+    def passable(self, chunk_tokens: int, least: int = 0) -> int:
         """Return the longest prompt that has less than a chunk before it, if it passes others.
 
-        It passes prompts of twice its length or more. 0 if none would; tokens.
+        It passes prompts of twice its length or more, and of ``least`` tokens or more. 0 if none
+        would; tokens.
         """
         lengths, owed = self.prompts, self.num_tokens
         longer, shorter = 0, sum(lengths)
         for number in range(len(lengths) - 1, -1, -1):
+            if lengths[number] < least:
+                break
             longer, shorter = longer + lengths[number], shorter - lengths[number]
             if max(owed - longer, min(owed, shorter)) < chunk_tokens:
                 return lengths[number] // 2

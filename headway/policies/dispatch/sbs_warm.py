@@ -35,6 +35,8 @@ _LEAST_HIT, _LEAST_OF_LONE = 256, 64
 makes nobody wait, so there as many as the index can tell."""
 _MOST_CHUNKS = 4
 """Chunks of requests that a look judges for each unit that is ready."""
+_PASSED = (Role.PREFILL, Role.UNIFIED)
+"""Roles of instances on which short prompts pass long ones."""
 _MOST_PASSING = 64
 """Requests of which the window chooses the one that passes a long prompt."""
 
@@ -178,9 +180,9 @@ class WarmStaggeredBatch(StaggeredBatch):
         packing finds the unit that has chunk left.
         """
         most = {
-            load.worker_id: min(load.units[0].passable(load.chunk_tokens), load.free_tokens)
+            load.worker_id: min(_passable(load), load.free_tokens)
             for load in loads
-            if load.role is Role.PREFILL and load.num_units == 1 and not load.has_capacity
+            if load.role in _PASSED and load.num_units == 1 and not load.has_capacity
         }
         longest = max(most.values(), default=0)
         if longest <= 0:
@@ -381,6 +383,16 @@ class WarmStaggeredBatch(StaggeredBatch):
         if not num_waiting or not now < self._recheck_at < inf:
             return at
         return self._recheck_at if at is None else min(at, self._recheck_at)
+
+
+def _passable(load: InstanceLoad) -> int:
+    """Return the longest prompt that the worker of one unit would serve before what it owes.
+
+    Of a unified one only a prompt of a chunk or more is passed: the shorter may wait for a place,
+    which the newcomer lacks, too.
+    """
+    least = load.chunk_tokens if load.role is Role.UNIFIED else 0
+    return load.units[0].passable(load.chunk_tokens, least)
 
 
 ANSWER = Answer(

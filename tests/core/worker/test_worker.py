@@ -268,6 +268,19 @@ def test_a_transfer_to_a_worker_that_is_gone_is_stopped_and_its_request_stays() 
     assert source.log[-1] is result
 
 
+def test_a_unified_worker_says_once_whose_prompt_is_computed() -> None:
+    worker = make_worker(Role.UNIFIED, chunk=8)
+    worker.post(dispatch(make_request(1, prompt=22, max_tokens=9)))
+    worker.post(dispatch(make_request(2, prompt=4, max_tokens=9), dispatch_id=2))
+    worker.run_all()
+    begun = [[each.stream_id for each in report.begun] for report in reports(worker)]
+    assert [each for each in begun if each] == [[1], [2]]
+    prefiller = make_worker(Role.PREFILL)
+    prefiller.post(dispatch(make_request(1)))
+    prefiller.run_all()
+    assert not any(report.begun for report in reports(prefiller))
+
+
 def test_dp_units_share_passes_but_not_blocks() -> None:
     worker = make_worker(units=2, blocks=8)
     one, two = make_request(1), make_request(2)
