@@ -8,8 +8,9 @@ A request keeps a cell's limits if its first token comes in time for its prompt 
 limits), its second one inter-token limit later at most, and then no two tokens are further apart
 than that: its greatest gap counts, save for the one in which its KV is handed over. Under a limit
 unified instances have the chunk that fits it beside their batch, and requests of ours have a class
-that promises both. Prefillers have a chunk of their own: 4,096 tokens, and under the plain order
-2,048 or 8,192 where that is better. Attention costs the same however a prompt is cut.
+that promises both. Prefillers have a chunk of their own: twice the profile's, and under the plain
+order the profile's or four times that where it is better. Attention costs the same however a prompt
+is cut.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ PLAIN, OURS = "vllm-like", "headway"
 UNIFIED = f"{NUM_GPUS}U"
 SPLITS = tuple(f"{n}P+{NUM_GPUS - n}D" for n in range(1, NUM_GPUS))
 CONVERTIBLE = "1P+2D+1C"
-PREFILL_CHUNK, OTHER_CHUNKS = 4096, (2048, 8192)
+CHUNK = load_profile(PROFILE).chunk_tokens
+PREFILL_CHUNK, OTHER_CHUNKS = 2 * CHUNK, (CHUNK, 4 * CHUNK)
 """Tokens of a prefiller's pass, and what the plain order tries, too."""
 TOPOLOGIES = (
     UNIFIED,
