@@ -389,7 +389,7 @@ class EndForward:
     constants: tuple[UsedConstant, ...] = ()
     """Constants by which its order decides; none if none has drifted since the last report."""
     begun: tuple[StreamKey, ...] = ()
-    """Requests whose prompt is computed, and that decode here, on a unified instance."""
+    """Requests whose prompt is computed, and that decode here from now on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -672,7 +672,7 @@ class EndForward(_message.Message):
 
     @_builtins.property
     def begun(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamRef]:
-        """decode from now on, on a unified worker"""
+        """their prompts are computed; they decode here from now on"""
 
     def __init__(
         self,

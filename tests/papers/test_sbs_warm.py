@@ -15,7 +15,7 @@ from headway.cluster import Role, UnitId
 from headway.core.scheduler.events import SendToWorker
 from headway.core.scheduler.settings import SchedulerSettings
 from headway.cost.costs import Costs
-from headway.messages import Dispatch
+from headway.messages import Dispatch, HeldRequest
 from headway.policies.dispatch.protocol import UnitDebt, Waiting
 from headway.policies.dispatch.sbs_warm import WarmStaggeredBatch
 from headway.request import StreamKey
@@ -464,13 +464,22 @@ def test_a_prompt_that_is_done_is_passed_by_nobody() -> None:
     assert sent_to(scheduler, 3) is None
 
 
-def test_nobody_passes_a_prompt_that_decodes_where_it_was_computed() -> None:
-    scheduler = busy_with_a_long_prompt(role=Role.UNIFIED)
-    scheduler.end_forward("a", after=0.1, begun=(1,))
-    ask(scheduler, 2, 2, 700)
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_a_prompt_that_decodes_where_it_was_computed_is_before_nobody(is_reported: bool) -> None:
+    """Whether a report says so, or after it was lost the next snapshot."""
+    info = make_info("a", Role.UNIFIED, chunk=CHUNK, blocks=2000, max_len=20_000)
+    scheduler = SchedulerHarness(replace(settings_of(), dispatch_params={"passes": True}))
+    scheduler.connect(info)
+    ask(scheduler, 1, 1, 700)
     scheduler.accept("a")
-    ask(scheduler, 3, 3, 400)  # half of 5,000, but not of 700
-    assert sent_to(scheduler, 3) is None
+    if is_reported:
+        scheduler.end_forward("a", after=0.1, begun=(1,))
+    else:
+        scheduler.connect(info, HeldRequest(StreamKey("g", 1), "r1", 0, 701, False, decoding=True))
+    ask(scheduler, 2, 2, 5000)
+    scheduler.accept("a")
+    ask(scheduler, 3, 3, 1000)  # behind the 700 it would have more than a chunk before it
+    assert sent_to(scheduler, 3) == UnitId("a", 0)
 
 
 @given(

@@ -277,6 +277,7 @@ class WorkerReports:
         self._books.run_on(entry, decoding=held.decoding)
         if held.decoding:
             entry.num_tokens = held.num_tokens
+            instance.begun(held.key)  # the report of it may be lost
 
     def _adopt(self, instance: Instance, held: HeldRequest, now: float) -> Tracked | None:
         """Adopt an earlier leader's request, or stop it if a later attempt was submitted."""

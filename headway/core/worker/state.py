@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headway.blocks import BlockHash
-from headway.cluster import Role, UnitLoad, WorkerInfo
+from headway.cluster import UnitLoad, WorkerInfo
 from headway.core.worker.batch import ClockedBatch
 from headway.core.worker.costs import CostMeter
 from headway.core.worker.events import SendTokens, TellKv
@@ -36,7 +36,7 @@ class News:
     answering: dict[StreamKey, None] = field(default_factory=dict)
     """Requests whose reasoning has ended."""
     begun: list[StreamKey] = field(default_factory=list)
-    """Requests whose prompt is computed, on a unified instance; the next report has them."""
+    """Requests whose prompt is computed, and that decode here; the next report has them."""
     has_freed_blocks: bool = False
     """True if a load has changed that neither a pass nor an end will report."""
 
@@ -204,7 +204,7 @@ class WorkerState:
     def drew(self, sequence: Sequence, sampled: Sampled, *, now: float, step: float) -> None:
         """Add a step's token, and those of earlier steps of its pass, ``step`` seconds apart."""
         before = sampled.before
-        if self.info.role is Role.UNIFIED and not sequence.num_drawn:
+        if not (sequence.hands_off or sequence.num_drawn):
             self.news.begun.append(sequence.key)
         if before:
             sequence.output.extend(before)

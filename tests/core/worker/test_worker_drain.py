@@ -98,6 +98,18 @@ def test_a_pass_has_the_chunk_of_the_role() -> None:
     assert computed == [24, 4, 8]
 
 
+def test_it_says_whose_prompt_is_computed_whatever_role_it_took_meanwhile() -> None:
+    """The leader knows these prompts of when it was unified, and it may be so again."""
+    for role in (Role.DECODE, Role.PREFILL):
+        worker = make_worker(Role.UNIFIED, chunk=8)
+        worker.post(dispatch(make_request(1, prompt=22, max_tokens=4)))
+        worker.run_pass()
+        worker.post(ChangeRole(role))
+        worker.run_all()
+        said = [each for each in worker.log if isinstance(each, EndForward)]
+        assert [each.stream_id for report in said for each in report.begun] == [1]
+
+
 def test_it_hands_nothing_off_to_itself() -> None:
     worker = make_worker(Role.DECODE)
     worker.post(dispatch(make_request(1, prompt=6, max_tokens=5)))
