@@ -50,9 +50,12 @@ def flags(plan: Sizing, model: str, bounds: Autoscaling | None = None, profile: 
     if plan.back.num_units > 1:
         words += ["--dp", str(plan.back.num_units)]
     words += ["--worker.chunk-tokens", str(chunk)]
-    for role in (Role.PREFILL, Role.CONVERTIBLE):
-        own = plan.deployed(role).chunk_tokens if counts[role] else chunk
-        if own != chunk:
+    own_chunks = {
+        Role.PREFILL: plan.front.prefill_chunk_tokens,
+        Role.CONVERTIBLE: plan.back.convertible_chunk_tokens,
+    }
+    for role, own in own_chunks.items():
+        if own and counts[role]:
             words += [f"--worker.{role.value}-chunk-tokens", str(own)]
     return shlex.join(words) + "\n"
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from math import ceil
 
+from headway.cluster import Role
 from headway.cost.schema import Profile
 from headway.sim.sessions import SessionLoad
 from planning.plan.candidate import DISAGGREGATED, UNIFIED, Goal, Params, Sizing
@@ -110,7 +111,7 @@ def _least_prefillers(requests: Load, profile: Profile, goal: Goal) -> int:
         return 1
     span = requests[-1].arrival_at - requests[0].arrival_at + limit
     num_tokens = sum(request.num_prompt_tokens for request in requests)
-    chunk, units = profile.chunk_tokens, profile.num_units
+    chunk, units = profile.in_role(Role.PREFILL).chunk_tokens, profile.num_units
     per_token = profile.pass_time.seconds(chunk, 0, 0, 0) / (chunk * units)
     return max(1, ceil(0.8 * goal.attainment * num_tokens * per_token / span))
 

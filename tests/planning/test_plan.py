@@ -25,7 +25,7 @@ from headway.sim.network import NetworkParams
 from headway.sim.records import Record
 from headway.sim.spec import Autoscaling
 from headway.sim.workload import SloLimits
-from planning.plan.candidate import TOPOLOGIES, Goal, Sizing, parse_goal
+from planning.plan.candidate import DISAGGREGATED, TOPOLOGIES, Goal, Sizing, parse_goal
 from planning.plan.confirm import Confirmed, autoscaled, choose, confirm
 from planning.plan.emit import compose, flags, kubernetes
 from planning.plan.make import best_plain, make_plan
@@ -97,6 +97,14 @@ def test_the_cheapest_keeps_the_goal_and_an_instance_less_does_not() -> None:
     assert best.num_gpus == min(outcome.candidate.num_gpus for outcome in found)
     smaller = one_less(tried, best)
     assert smaller is None or smaller.attainment < GOAL.attainment
+
+
+def test_one_prefiller_does_where_its_own_chunk_saves_it_the_base_of_passes() -> None:
+    """In chunks of 16 tokens six would be busy."""
+    small = replace(PROFILE, chunk_tokens=16, prefill_chunk_tokens=4096)
+    tried = trial(goal=Goal(SloLimits(ttft=3.0), 0.9))
+    own = make_space(["vllm-like"], Profiles.same([small]), [DISAGGREGATED], NetworkParams())[0]
+    assert min(each.candidate.prefill for each in search(tried, own, 8)) == 1
 
 
 def test_hopeless_candidates_are_given_up_and_repeats_cost_nothing() -> None:

@@ -76,6 +76,18 @@ def test_a_role_has_its_own_chunk_whatever_it_is_deployed_by() -> None:
     assert (prefill["environment"]["HEADWAY_CHUNK_TOKENS"], longer_chunk) == ("2048", "4096")
 
 
+def test_the_flags_say_a_chunk_of_prefillers_that_the_profile_has_otherwise(tmp_path: Path) -> None:
+    """Also the usual one: workers would have that of the file."""
+    file = tmp_path / "mine.toml"
+    save_profile(replace(MINE, chunk_tokens=2048, prefill_chunk_tokens=4096), file)
+    tried = replace(MINE, chunk_tokens=2048, prefill_chunk_tokens=2048)
+    words = shlex.split(emitted("flags", pair(tried, tried), {"mine": str(file)}))
+    args, service_flags = command_line().parse_known_args(words[1:])
+    specs = process_specs(cluster_options(args, service_flags), 4, 3)
+    configs = (read_config(WorkerConfig, x.flags) for x in specs if x.service == "worker")
+    assert {config.prefill_chunk_tokens for config in configs} == {2048}
+
+
 def test_the_flags_name_the_file_of_a_profile(tmp_path: Path) -> None:
     file = tmp_path / "my profile.toml"
     save_profile(MINE, file)
