@@ -15,6 +15,8 @@ from services.runtime.preset import PresetConfig
 from services.runtime.rooms import SHIPPED_MODEL
 
 _DEFAULTS = WorkerSettings()
+_MOST_TOKENS = 2**30
+"""Of a pass: what a worker says of itself has 32 bits."""
 _ZMQ = re.compile(r"tcp://.+:[0-9]{1,5}|ipc://.+")
 
 
@@ -73,12 +75,20 @@ class EngineConfig(PresetConfig):
         description="host memory of all DP units for KV of preempted requests and of cached "
         "prefixes, GiB; 0: none",
     )
-    chunk_tokens: int = Field(512, ge=1, description="most tokens of a DP unit in one pass")
+    chunk_tokens: int = Field(
+        512, ge=1, le=_MOST_TOKENS, description="most tokens of a DP unit in one pass"
+    )
     prefill_chunk_tokens: int = Field(
-        0, ge=0, description="the same while its role is prefill; 0: as chunk_tokens"
+        0,
+        ge=0,
+        le=_MOST_TOKENS,
+        description="the same while its role is prefill; 0: as chunk_tokens",
     )
     convertible_chunk_tokens: int = Field(
-        0, ge=0, description="the same while its role is convertible; 0: as chunk_tokens"
+        0,
+        ge=0,
+        le=_MOST_TOKENS,
+        description="the same while its role is convertible; 0: as chunk_tokens",
     )
     max_model_len: int = Field(0, ge=0, description="prompt + output tokens; 0: the model's own")
     lora: Adapters = Field(

@@ -14,6 +14,7 @@ from services.runtime.config import (
     host_and_port,
     is_loopback,
     load_config,
+    read_config,
     without_password,
 )
 from services.runtime.log_lines import LogLines
@@ -39,6 +40,12 @@ def test_a_service_without_an_id_gets_one_with_its_name() -> None:
     first, second = WorkerConfig(), WorkerConfig()
     assert first.service_id.startswith("worker-")
     assert first.service_id != second.service_id
+
+
+@pytest.mark.parametrize("role", ["", "prefill-", "convertible-"])
+def test_a_chunk_that_its_worker_could_not_tell_the_scheduler_is_refused(role: str) -> None:
+    with pytest.raises(HeadwayError, match=f"{role}chunk-tokens is '4294967296'"):
+        read_config(WorkerConfig, [f"--{role}chunk-tokens", "4294967296"])
 
 
 @pytest.mark.parametrize(
