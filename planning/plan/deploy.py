@@ -67,7 +67,9 @@ def _require_one_profile(plan: Sizing) -> None:
                 "of one GPU"
             )
             raise refused(message)
-    if differs := differences(front, replace(back, chunk_tokens=front.chunk_tokens)):
+    own = front.prefill_chunk_tokens or back.prefill_chunk_tokens  # decoders need not name it
+    same = replace(back, chunk_tokens=front.chunk_tokens, prefill_chunk_tokens=own)
+    if differs := differences(front, same):
         message = (
             f"the plan's prefillers and decoders differ in {differs}, and all services of a "
             "cluster have one profile: plan with --profiles of a single one"

@@ -60,10 +60,11 @@ def test_the_flags_give_every_worker_the_chunk_and_the_units_of_the_plan() -> No
     }
 
 
-def test_a_role_has_its_own_chunk_whatever_it_is_deployed_by() -> None:
+@pytest.mark.parametrize("of_others", [4096, None])
+def test_a_role_has_its_own_chunk_whatever_it_is_deployed_by(of_others: int | None) -> None:
     """A prefiller's and a convertible's; the scheduler sends the chunk of all others at once."""
-    longer = replace(SMALL_CHUNK, prefill_chunk_tokens=4096)
-    plan = pair(longer, longer, prefill=1, decode=1, convertible=1)
+    longer, others = (replace(SMALL_CHUNK, prefill_chunk_tokens=n) for n in (4096, of_others))
+    plan = pair(longer, others, prefill=1, decode=1, convertible=1)
     words = shlex.split(emitted("flags", plan))
     args, service_flags = command_line().parse_known_args(words[1:])
     specs = process_specs(cluster_options(args, service_flags), 4, 3)
