@@ -166,15 +166,18 @@ def test_every_profile_that_prefills_pays_for_attention() -> None:
         assert pass_time.per_prefill_context == pytest.approx(attention, rel=0.01)
 
 
+@pytest.mark.parametrize("times", [1, 4])
 @pytest.mark.parametrize("name", sorted(GEOMETRY))
-def test_a_long_prompt_takes_what_arithmetic_says(name: str) -> None:
+def test_a_long_prompt_takes_what_arithmetic_says(name: str, times: int) -> None:
+    """However it is cut: attention costs the same."""
     profile, n = load_profile(name), 100_000
     layers, width, num_params = GEOMETRY[name]
     flop_per_s = 2 * num_params / profile.pass_time.per_prefill_token
     num_flop = 2 * num_params * n + 4 * layers * width * n * n / 2
-    num_passes = -(-n // profile.chunk_tokens)
+    chunk = times * profile.chunk_tokens
+    num_passes = -(-n // chunk)
     wanted = num_passes * profile.pass_time.base + num_flop / flop_per_s
-    assert SoloTime(profile, profile).of(n, 1) == pytest.approx(wanted, rel=0.06)
+    assert SoloTime(profile, profile, chunk).of(n, 1) == pytest.approx(wanted, rel=0.06)
 
 
 def test_the_measured_profile_is_the_fit_of_what_was_measured() -> None:

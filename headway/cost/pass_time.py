@@ -28,6 +28,14 @@ class Share(NamedTuple):
     kv_tokens: int = 0
 
 
+def prefill_context(start: int, num_tokens: int, chunk_tokens: int) -> int:
+    """Return what a prompt's next tokens attend to, behind ``start`` others: tokens × tokens.
+
+    Attention within ``chunk_tokens`` is in the time of a token; a longer part attends to more.
+    """
+    return num_tokens * start + num_tokens * max(0, num_tokens - chunk_tokens) // 2
+
+
 @dataclass(frozen=True, slots=True)
 class PassTime:
     """``t = base + b·prefill_tokens + c·batch + d·kv_tokens + e·prefill_context``, seconds.

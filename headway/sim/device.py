@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
-from headway.cost.pass_time import EACH_TERM, PassTime, Share
+from headway.cost.pass_time import EACH_TERM, PassTime, Share, prefill_context
 from headway.forward_pass import ForwardPass, PassItem, PassResult, Sampled
 from headway.request import StreamKey
 from headway.sim.kernel import Kernel, Timer
@@ -75,10 +75,9 @@ class _Running:
 class Device:
     """A device that runs a worker's passes: its DP units in lock-step, by ``pass_time``'s gate.
 
-    Attention within ``chunk_tokens`` of a prompt is in the time of a token; a longer part attends
-    to more. ``blocks_per_unit`` tells an item's unit from its block table. ``swap_per_token``:
-    seconds to move a token's KV to or from host memory. ``pace``: of a machine that is not always
-    as fast; passes then have one step each.
+    ``chunk_tokens``: see ``prefill_context``. ``blocks_per_unit`` tells an item's unit from its
+    block table. ``swap_per_token``: seconds to move a token's KV to or from host memory. ``pace``:
+    of a machine that is not always as fast; passes then have one step each.
     """
 
     def __init__(
@@ -233,7 +232,7 @@ class Device:
                 share[3] += item.start + 1
             else:
                 share[0] += count
-                share[1] += count * item.start + count * max(0, count - self._chunk_tokens) // 2
+                share[1] += prefill_context(item.start, count, self._chunk_tokens)
         return [Share(*share) for share in sums.values()]
 
     def _end(self) -> None:

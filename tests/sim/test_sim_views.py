@@ -11,6 +11,9 @@ import pytest
 
 from cli import main
 from headway.cluster import Role
+from headway.core.scheduler.instance import Instance
+from headway.cost.pass_time import PassTime
+from headway.cost.velocity import LimitsInForce, TokenLimits
 from headway.errors import HeadwayError
 from headway.metrics import percentile
 from headway.policies.dispatch import InstanceLoad
@@ -26,6 +29,7 @@ from headway.sim.summary import keeps
 from headway.sim.views.cluster import ViewCluster
 from headway.sim.views.load import LoadView
 from headway.sim.views.run import require_views, simulate_views
+from headway.sim.views.unit import Unit
 from headway.sim.workload import SloLimits
 from tests.fakes.sim_clusters import instance, poisson
 
@@ -90,6 +94,25 @@ def test_every_role_is_had(roles: Sequence[Role]) -> None:
     kinds = [(instance(role, kv_capacity_tokens=200_000, **CONVERTS), 2) for role in roles]
     spec = cluster_spec(PRESETS["vllm-like"], Conditions(kinds))
     both(spec, poisson(200, 6.0, 1), SloLimits(ttft=1.0))
+
+
+def test_a_prefillers_longer_chunk_attends_within_itself_on_both() -> None:
+    own = {"prefill_chunk_tokens": 8192, "pass_time": PassTime(0.01, 2e-5, 1e-4, 0.0, 1e-8)}
+    roles = (Role.PREFILL, Role.DECODE)
+    kinds = [(instance(role, kv_capacity_tokens=200_000, **own), 1) for role in roles]
+    long = [SimRequest(str(n), n / 2, 12_000, 20) for n in range(40)]
+    spec = cluster_spec(PRESETS["vllm-like"], Conditions(kinds))
+    both(spec, long, SloLimits(ttft=1.0))
+
+
+@pytest.mark.parametrize("own", [100, 5000])
+def test_a_convertible_keeps_as_much_memory_for_prompts_on_both(own: int) -> None:
+    kind = instance(Role.CONVERTIBLE, convertible_chunk_tokens=own)
+    info, limits = kind.info("a"), LimitsInForce(TokenLimits())
+    unit = Unit(LoadView(info), info, 0, 0.1, 0, limits)
+    unit.refresh()
+    (expected,) = Instance(info, 0.1, limits).decode_units()
+    assert unit.view.reserved_tokens == expected.reserved_tokens
 
 
 @pytest.mark.parametrize("preset", ["tokenscale", "headway", "uniboost"])

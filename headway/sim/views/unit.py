@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 
 from headway.cluster import Role, UnitId, WorkerInfo
 from headway.cost.buckets import Buckets
+from headway.cost.pass_time import prefill_context
 from headway.cost.velocity import LimitsInForce, memory_for_prompts
 from headway.policies.packing import Room
 from headway.policies.placement import DecodeUnit
@@ -143,7 +144,7 @@ class Unit:
     ) -> None:
         self.load, self._limits = load, limits
         self.memory = UnitMemory(info, watermark, host_tokens)
-        self.chunk_tokens = info.pass_tokens
+        self.chunk_tokens, self._usual_chunk = info.pass_tokens, info.chunk_tokens
         self.clock = self.batch = self.kv_tokens = 0
         self.num_inbound = self.inbound_tokens = self._chunk_taken = self.num_preemptions = 0
         self.order: PromptOrder | None = None
@@ -197,7 +198,7 @@ class Unit:
                     continue
             left = job.num_left
             count = left if left < budget else budget
-            context += count * (job.num_tokens - left)
+            context += prefill_context(job.num_tokens - left, count, self._usual_chunk)
             job.num_left = left - count
             num_tokens += count
             budget -= count
@@ -404,5 +405,6 @@ class Unit:
         """
         self.room.capacity += self._chunk_taken - self.batch
         self._chunk_taken = self.batch
-        chunk, capacity, limits = self.chunk_tokens, self.memory.capacity, self._limits.now
+        chunk = min(self.chunk_tokens, self._usual_chunk)
+        capacity, limits = self.memory.capacity, self._limits.now
         self.view.reserved_tokens = memory_for_prompts(chunk, self.batch, capacity, limits)
