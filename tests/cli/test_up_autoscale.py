@@ -75,9 +75,9 @@ def test_a_profile_drives_the_scaling_the_routing_and_the_convertible_chunk() ->
     assert routing.dispatch_params["profile"] == profile
     chunk = profile.convertible_chunk_tokens
     for name in ("convertible-1", "decode-1"):  # a decoder may become convertible
-        flags = specs[name].flags
-        assert flags[flags.index("--convertible-chunk-tokens") + 1] == str(chunk)
-        assert "--chunk-tokens" not in flags
+        own = specs[name].flags
+        assert own[own.index("--convertible-chunk-tokens") + 1] == str(chunk)
+        assert "--chunk-tokens" not in own
     assert autoscaler(*flags).scaling_policy().params["profile"] == profile
 
 
