@@ -94,8 +94,8 @@ class WorkerInfo:
     def turn_tokens(self) -> int:
         """C_chunk: prompt tokens that the scheduler sends one of its units at once, at most.
 
-        A prefiller's own chunk is for long prompts, and for what has come since. The scheduler
-        holds back more than this for it: its window may reorder, the prefiller's queue less.
+        A prefiller's longer chunk is for long prompts alone. More short ones than this wait in the
+        scheduler's window, where they can still be put in order.
         """
         return min(self.chunk_tokens, self.pass_tokens)
 

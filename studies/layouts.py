@@ -1,7 +1,7 @@
 """Topologies of the same GPUs, by names such as ``2U`` and ``1P+2D+1C``: who does what.
 
 ``U`` instances are unified, ``P`` prefill, ``D`` decode, ``C`` are convertible decoders. ``2U/512``
-are unified ones whose passes have 512 tokens at most, and so of every part: ``3P/8192+1D``.
+are unified ones whose passes have 512 tokens at most. Every part may say so: ``3P/8192+1D``.
 """
 
 from __future__ import annotations

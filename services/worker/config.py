@@ -16,7 +16,7 @@ from services.runtime.rooms import SHIPPED_MODEL
 
 _DEFAULTS = WorkerSettings()
 _MOST_TOKENS = 2**30
-"""Of a pass: what a worker says of itself has 32 bits."""
+"""Most tokens of a pass: a worker's description has 32 bits for them."""
 _ZMQ = re.compile(r"tcp://.+:[0-9]{1,5}|ipc://.+")
 
 

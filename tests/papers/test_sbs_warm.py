@@ -466,7 +466,7 @@ def test_a_prompt_that_is_done_is_passed_by_nobody() -> None:
 
 @pytest.mark.parametrize("is_reported", [True, False])
 def test_a_prompt_that_decodes_where_it_was_computed_is_before_nobody(is_reported: bool) -> None:
-    """Whether a report says so, or after it was lost the next snapshot."""
+    """The report says so, or the next snapshot where that report was lost."""
     info = make_info("a", Role.UNIFIED, chunk=CHUNK, blocks=2000, max_len=20_000)
     scheduler = SchedulerHarness(replace(settings_of(), dispatch_params={"passes": True}))
     scheduler.connect(info)

@@ -177,7 +177,7 @@ class Account:
 
     @property
     def amount(self) -> int:
-        """What there is of it."""
+        """The amount that is held now."""
         return self._total
 
     def add(self, amount: int) -> None:

@@ -38,7 +38,7 @@ class WaitingPrompts:
 
     num_tokens: int = 0
     num_scored: int = 0
-    """Those of them whose log probabilities are asked for."""
+    """Tokens of ``num_tokens`` whose log probabilities are asked for."""
     num_floods: int = 0
     """Requests that others do not wait for."""
     weights: Counter[float] = field(default_factory=Counter)

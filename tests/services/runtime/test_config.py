@@ -90,7 +90,7 @@ def test_a_wrong_value_is_repeated_in_part_alone(
 
 
 class NoStore(Machine):
-    """Nobody may ask it."""
+    """A machine whose store must not be asked."""
 
     async def connect(self, config: ServiceConfig) -> Store:
         raise AssertionError("the store is asked before the files are read")

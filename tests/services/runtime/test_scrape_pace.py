@@ -1,4 +1,4 @@
-"""Who asks a metrics port on and on has answers at a pace; others at once."""
+"""Answers of a metrics port: at a pace for an address that asks on and on, at once for others."""
 
 from __future__ import annotations
 
