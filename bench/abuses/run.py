@@ -25,6 +25,8 @@ from services.local.options import WorkerCounts
 _ABUSER, _OTHER, _OPERATOR = "abuser", "other", "operator"
 _PATIENCE = 90.0
 """Seconds for one of the other key's answers, as for a user."""
+_QUIET = 1.5
+"""Times the time alone: an answer as soon says that nothing is left behind."""
 _ONE = WorkerCounts(prefill=0, decode=0, unified=1)
 
 Say = Callable[[str], None]
@@ -61,6 +63,10 @@ class Abused:
     """Seconds after which no further one is asked."""
     head_start: float = 0.3
     """Seconds of abuse before the first."""
+    settles: float = 20.0
+    """Seconds that what an abuse has left behind may last, before the next begins all the same."""
+    least_pass_time: float = 0.0
+    """Seconds of every pass at least: an engine of fixed speed, as a GPU beside two busy cores."""
 
     async def rows(self, abuses: Sequence[Abuse], folder: Path, say: Say) -> list[AbuseTrial]:
         """Start the cluster, commit each abuse, and return the outcomes for the other key.
@@ -69,7 +75,8 @@ class Abused:
         """
         keys = {name: new_key() for name in (_ABUSER, _OTHER, _OPERATOR)}
         lines = [key_line(name, key, operator=name == _OPERATOR) for name, key in keys.items()]
-        options = keyed_options(lines, folder, self.model, self.preset, self.workers)
+        flags = ("--least-pass-time", f"{self.least_pass_time:g}") if self.least_pass_time else ()
+        options = keyed_options(lines, folder, self.model, self.preset, self.workers, *flags)
         async with started(options, folder) as cluster:
             trials = Trials(cluster.url, options.served_name, keys, self)
             await trials.warm_up()
@@ -105,6 +112,7 @@ class Trials:
         """Return what the other key feels of an abuse."""
         trial = AbuseTrial(abuse.name, median(self._alone))
         async with self._client(_OTHER) as client:
+            await self._settle(client, trial.alone)
             tasks = [asyncio.create_task(self._abuse(abuse, trial)) for _ in range(abuse.at_once)]
             try:
                 await asyncio.sleep(self._sizes.head_start)
@@ -124,6 +132,14 @@ class Trials:
             if status >= 500
         ]
         return trial
+
+    async def _settle(self, client: httpx.AsyncClient, alone: float) -> None:
+        """Ask until an answer comes as it does alone: the abuse before left work behind."""
+        until, asked = time.monotonic() + self._sizes.settles, AbuseTrial("settling", alone)
+        while time.monotonic() < until:
+            await self._ask(client, asked)
+            if asked.seconds[-1] <= _QUIET * alone:
+                return
 
     async def _ask(self, client: httpx.AsyncClient, trial: AbuseTrial) -> None:
         body = {

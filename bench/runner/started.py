@@ -66,7 +66,12 @@ def bench_options(
 
 
 def keyed_options(
-    lines: Iterable[str], folder: Path, model: str, preset: str, workers: WorkerCounts
+    lines: Iterable[str],
+    folder: Path,
+    model: str,
+    preset: str,
+    workers: WorkerCounts,
+    *worker_flags: str,
 ) -> ClusterOptions:
     """Write a file of keys (``key_line``) into ``folder``; return the cluster that takes them.
 
@@ -79,7 +84,7 @@ def keyed_options(
         model,
         PolicyOptions(preset),
         workers,
-        *("--num-threads", "1"),
+        *("--num-threads", "1", *worker_flags),
         log_level="warning",
         api_key_file=str(file) if text else "",
     )

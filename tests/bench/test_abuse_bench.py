@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from bench.abuses.catalogue import CATALOGUE, Abuse, Manner
 from bench.abuses.run import Abused, Trials
 
 KEYS = {name: name for name in ("abuser", "other", "operator")}
-SIZES = Abused("", num_asked=3, head_start=0.0)
+SIZES = Abused("", num_asked=3, head_start=0.0, settles=0.0)
 
 
 def test_the_catalogue_has_forty_abuses_or_more_of_every_manner() -> None:
@@ -23,15 +24,22 @@ def test_the_catalogue_has_forty_abuses_or_more_of_every_manner() -> None:
 
 
 @asynccontextmanager
-async def answering(*others: tuple[int, str], abuser: int = 200) -> AsyncIterator[str]:
-    """A server that answers the other key with these in turn, then again the last one."""
-    left = list(others)
+async def answering(
+    *others: tuple[int, str], abuser: int = 200, delays: Sequence[float] = ()
+) -> AsyncIterator[str]:
+    """A server that answers the other key with these in turn, then again the last one.
+
+    Its answers come after ``delays`` in turn, and then at once.
+    """
+    left, delays_left = list(others), list(delays)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.read(2**16)
         status, text = abuser, ""
         if b"Bearer other" in head:
             status, text = left.pop(0) if len(left) > 1 else left[0]
+            if delays_left:
+                await asyncio.sleep(delays_left.pop(0))
         body = json.dumps({"choices": [{"text": text}]}).encode()
         writer.write(b"HTTP/1.1 %d x\r\nConnection: close\r\n" % status)
         writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
@@ -74,3 +82,14 @@ async def test_other_tokens_and_refusals_are_faults_and_5xx_to_anybody() -> None
 async def test_an_abuse_of_any_manner_is_over_once_the_other_key_has_asked(manner: Manner) -> None:
     abuse = Abuse("one", body={"prompt": "a" * 9}, at_once=2, manner=manner)
     assert await faults(abuse, (200, "a")) == []
+
+
+async def test_an_abuse_begins_once_what_the_last_left_behind_is_over() -> None:
+    alone, left_behind = [0.01] * 7, [0.2] * 2
+    answers = [(200, "a")] * 9 + [(200, "b")] + [(200, "a")]  # b: the first after them
+    async with answering(*answers, delays=alone + left_behind) as url:
+        trials = Trials(url, "m", KEYS, replace(SIZES, settles=60.0))
+        await trials.warm_up()
+        trial = await trials.measure(Abuse("one", body={"prompt": "a"}, at_once=1))
+    assert len(trial.seconds) == SIZES.num_asked
+    assert trial.faults == []  # the three that settled are no part of the trial

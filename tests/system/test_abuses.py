@@ -13,6 +13,7 @@ import pytest
 
 from bench.abuses.catalogue import CATALOGUE, Abuse
 from bench.abuses.run import Abused
+from headway.presets import PRESETS
 from tests.fakes.local_cluster import MODEL
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -27,17 +28,27 @@ FAST = (
 )
 
 
-def require_sound(abuses: Sequence[Abuse], folder: Path) -> None:
-    abused = Abused(MODEL, num_asked=3, longest=1.0)
+def fast_ones() -> Sequence[Abuse]:
+    fast = [abuse for abuse in CATALOGUE if abuse.name in FAST]
+    assert len(fast) == len(FAST)
+    return fast
+
+
+def require_sound(abuses: Sequence[Abuse], folder: Path, preset: str = "headway") -> None:
+    abused = Abused(MODEL, preset, num_asked=3, longest=1.0)
     rows = asyncio.run(abused.rows(abuses, folder, lambda line: None))
     assert len(rows) == len(abuses)
     assert [f"{row.name}: {fault}" for row in rows for fault in row.faults] == []
 
 
 def test_another_key_is_served_beside_the_fast_abuses(tmp_path: Path) -> None:
-    fast = [abuse for abuse in CATALOGUE if abuse.name in FAST]
-    assert len(fast) == len(FAST)
-    require_sound(fast, tmp_path)
+    require_sound(fast_ones(), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "headway"])
+def test_another_key_is_served_beside_the_fast_abuses_under(preset: str, tmp_path: Path) -> None:
+    require_sound(fast_ones(), tmp_path, preset)
 
 
 @pytest.mark.slow
