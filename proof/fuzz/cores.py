@@ -22,6 +22,7 @@ from headway.core.gateway.events import (
     SchedulerDisconnected,
     Submit,
     WorkerDetached,
+    WorkersMissing,
 )
 from headway.core.gateway.settings import GatewaySettings
 from headway.core.protocol import Core
@@ -126,8 +127,9 @@ class HostileGateway:
             case 2:
                 yield Release(f"r{rng.randrange(self._num_submitted + 1)}")
             case 3:
+                lack = WorkersMissing({"": "no worker decodes"} if rng.random() < 0.5 else {})
                 yield rng.choice(
-                    (SchedulerConnected(), SchedulerDisconnected(), WorkerDetached("w"))
+                    (SchedulerConnected(), SchedulerDisconnected(), WorkerDetached("w"), lack)
                 )
             case 4:
                 messages = wire.TO_GATEWAY.unpack_all(

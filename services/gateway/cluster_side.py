@@ -15,6 +15,7 @@ from headway.core.gateway.events import (
     GatewayAction,
     Release,
     Submit,
+    WorkersMissing,
 )
 from headway.core.gateway.stream_ids import StreamIds
 from headway.errors import HeadwayError
@@ -71,6 +72,7 @@ class ClusterSide:
             store,
             lambda: self.link.connected,
             runtime.server.set_ready,
+            lambda reasons: post(WorkersMissing(reasons)),
             () if models.only else models.names,
         )
         self.sink = TokenSink(post, self._find_digest, self._now)

@@ -107,6 +107,11 @@ class GatewayConfig(ClassesConfig):
     request_timeout: float = Field(
         _DEFAULTS.request_timeout, gt=0.0, description="longest a request may take, s"
     )
+    worker_patience: float = Field(
+        _DEFAULTS.worker_patience,
+        ge=0.0,
+        description="s without workers that could serve a model, then 503",
+    )
     past_interval: float = Field(
         5.0,
         ge=0,
@@ -227,6 +232,7 @@ class GatewayConfig(ClassesConfig):
             model or GatewaySettings(),
             max_waiting=self.max_waiting,
             request_timeout=self.request_timeout,
+            worker_patience=self.worker_patience,
             num_lives=self.num_lives,
             session_idle=self.session_idle,
             num_sessions=self.num_sessions,

@@ -19,7 +19,7 @@ class Readiness:
     """The reasons why requests would have to wait, from the store and the scheduler's stream.
 
     While the store is away, the workers last seen count. ``tell`` hears twice a second whether
-    there are none.
+    there are none, ``lack`` of changes in what workers a model lacks.
     """
 
     def __init__(
@@ -27,6 +27,7 @@ class Readiness:
         store: Store,
         is_connected: Callable[[], bool],
         tell: Callable[[bool], Awaitable[None]],
+        lack: Callable[[Mapping[str, str]], None],
         models: Sequence[str] = (),
     ) -> None:
         """``models``: the names of several; for one, any worker counts."""
@@ -34,6 +35,8 @@ class Readiness:
         self._store = store
         self._is_connected = is_connected
         self._tell = tell
+        self._lack = lack
+        self._lacking: Mapping[str, str] = {}
         self._missing: Mapping[str, Sequence[str]] = dict.fromkeys(
             models or [""], ("the workers are not known yet",)
         )
@@ -74,15 +77,20 @@ class Readiness:
     async def _run(self) -> NoReturn:
         while True:
             try:
-                workers = await self._store.members("worker")
-                self._missing = {
-                    model: _missing(_of_model(model, workers)) for model in self._missing
-                }
+                self._see(await self._store.members("worker"))
                 self._is_store_away = False
             except HeadwayError:
                 self._is_store_away = True
             await self._tell(not self.reasons)
             await asyncio.sleep(_INTERVAL)
+
+    def _see(self, workers: Sequence[Member]) -> None:
+        """Compare the workers that there are with those that each model needs."""
+        self._missing = {model: _missing(_of_model(model, workers)) for model in self._missing}
+        lacking = {model: "; ".join(reasons) for model, reasons in self._missing.items() if reasons}
+        if lacking != self._lacking:
+            self._lacking = lacking
+            self._lack(lacking)
 
 
 def _of_model(model: str, workers: Iterable[Member]) -> set[str]:

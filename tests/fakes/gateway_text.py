@@ -20,6 +20,7 @@ from headway.core.gateway.events import (
     SchedulerDisconnected,
     Submit,
     WorkerDetached,
+    WorkersMissing,
 )
 from headway.core.gateway.settings import GatewaySettings
 from headway.errors import Code
@@ -84,6 +85,10 @@ class GatewayScenario:
 
     def do_disconnect(self) -> list[str]:
         return self.tell(SchedulerDisconnected())
+
+    def do_lacks(self, *reason: str) -> list[str]:
+        """Workers that could serve the model are missing; without a reason, all are there."""
+        return self.tell(WorkersMissing({"m": " ".join(reason)} if reason else {}))
 
     def do_placed(self, stream_id: str, worker_id: str, target: str = "") -> list[str]:
         return self.tell(Placed(key(stream_id), worker_id, 0, Role.UNIFIED, target))

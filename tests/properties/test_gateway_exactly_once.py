@@ -22,6 +22,7 @@ from headway.core.gateway.events import (
     SchedulerDisconnected,
     Submit,
     WorkerDetached,
+    WorkersMissing,
 )
 from headway.core.gateway.settings import GatewaySettings
 from headway.core.gateway.state import StreamStage
@@ -32,7 +33,7 @@ from headway.request import FinishReason, Request, SamplingParams, StreamKey
 
 WORKERS = ("w0", "w1", "w2")
 ON_WORKERS = (StreamStage.RUNNING, StreamStage.LACKING, StreamStage.ORPHANED)
-FAULTS = ["skip", "repeat", "copy", "lost", "detach", "fail", "cut", "connect", "forge"]
+FAULTS = ["skip", "repeat", "copy", "lost", "detach", "fail", "cut", "connect", "forge", "lack"]
 KINDS = [*["pass"] * 3, *["hear"] * 3, *FAULTS, "submit", "release", "time"]
 STEPS = st.lists(
     st.tuples(st.sampled_from(KINDS), st.integers(0, 7), st.integers(0, 2)), max_size=80
@@ -142,6 +143,8 @@ class World:
             self.tell(SchedulerDisconnected())
         elif kind == "connect":
             self.tell(SchedulerConnected())
+        elif kind == "lack":
+            self.tell(WorkersMissing({"m": "no worker decodes"} if worker else {}))
         elif kind == "time":
             self.now += 0.6
             self.wake()
@@ -189,6 +192,7 @@ class World:
     def settle(self) -> None:
         """Everything works from now on: what is open comes to its end."""
         self.tell(SchedulerConnected())
+        self.tell(WorkersMissing({}))
         for _ in range(400):
             if not self.core.num_open:
                 return

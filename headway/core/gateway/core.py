@@ -23,6 +23,7 @@ from headway.core.gateway.events import (
     Submit,
     WorkerBack,
     WorkerDetached,
+    WorkersMissing,
 )
 from headway.core.gateway.lives import Lives
 from headway.core.gateway.order import Intake
@@ -107,9 +108,7 @@ class GatewayCore:
             case Submit():
                 self._on_submit(event, now)
             case Release(request_id):
-                state = self.streams.requests.find(request_id)
-                if state is not None:
-                    self.streams.release(state, now)
+                self._on_release(request_id, now)
             case WorkerDetached():
                 self._on_detached(event, now)
             case WorkerBack(worker_id, process_id) | WorkerReached(worker_id, process_id):
@@ -118,6 +117,8 @@ class GatewayCore:
                 self.streams.connect(now)
             case SchedulerDisconnected():
                 self.streams.disconnect(now)
+            case WorkersMissing(reasons):
+                self.streams.lack(reasons, now)
             case Placed():
                 self._on_placed(event, now)
             case Rejected():
@@ -148,9 +149,8 @@ class GatewayCore:
             case StreamStage.RETRYING:
                 self.streams.send(state, now)
             case StreamStage.UNSENT | StreamStage.SENT if not state.output:
-                message = "no scheduler could be reached; try again soon"
-                error = HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)
-                self.streams.fail(state, error, now)
+                lack = self.streams.lack_of(state.request.model)
+                self.streams.fail(state, _no_scheduler() if lack is None else lack.error(now), now)
             case StreamStage.LACKING:
                 self.streams.retry(state, f"token {len(state.output)} did not arrive", now)
             case StreamStage.ORPHANED:
@@ -160,6 +160,7 @@ class GatewayCore:
 
     def _on_submit(self, event: Submit, now: float) -> None:
         error = refusal(event.request, self.settings, self.num_waiting, self.retry_after)
+        error = error or self.streams.unserved(event.request.model, now)
         if error is not None:
             self.streams.actions.append(Fail(event.request.request_id, error))
             return
@@ -186,6 +187,11 @@ class GatewayCore:
         if event.is_read:
             self.pacers.open(request)
         self.streams.open(state, now)
+
+    def _on_release(self, request_id: str, now: float) -> None:
+        state = self.streams.requests.find(request_id)
+        if state is not None:
+            self.streams.release(state, now)
 
     def _time_for(self, request: Request) -> float:
         """Return the seconds that a request may take: its class's deadline, or anybody's."""
@@ -292,3 +298,8 @@ class GatewayCore:
         suspects.detached(worker_id, event.process_id, had, others, now)
         for state in had:
             self.streams.retry(state, _BROKEN.format(worker_id), now)
+
+
+def _no_scheduler() -> HeadwayError:
+    message = "no scheduler could be reached; try again soon"
+    return HeadwayError(Code.UNAVAILABLE, message, retry_after=1.0)

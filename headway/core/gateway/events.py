@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,6 +62,13 @@ class SchedulerDisconnected:
     """The end of the scheduler's stream; running requests continue."""
 
 
+@dataclass(frozen=True, slots=True)
+class WorkersMissing:
+    """Why models cannot be served, by name, and "" for all of them: all that is known of it."""
+
+    reasons: Mapping[str, str]
+
+
 GatewayEvent = (
     Submit
     | Release
@@ -70,6 +77,7 @@ GatewayEvent = (
     | WorkerDetached
     | SchedulerConnected
     | SchedulerDisconnected
+    | WorkersMissing
     | ToGateway
 )
 

@@ -27,6 +27,8 @@ class GatewaySettings:
     request_timeout: float = 600.0
     scheduler_patience: float = 30.0
     """Seconds that a request waits to be handed to a scheduler."""
+    worker_patience: float = 30.0
+    """Seconds without workers that could serve a model, after which its requests are refused."""
     gap_patience: float = 1.0
     """Seconds that a request waits for a token that later ones have overtaken."""
     max_attempts: int = 8

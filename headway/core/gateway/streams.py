@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from math import inf
+from typing import NamedTuple
 
 from headway.core.gateway.attempts import Suspects, forgive
 from headway.core.gateway.events import CancelTokens, Deliver, Delivery, Fail, GatewayAction
@@ -29,6 +30,7 @@ class StreamEvent(Enum):
     SENT = "it goes to the scheduler, or to a new leader"
     KEPT = "it should go to the scheduler, and none is connected"
     LEFT = "its scheduler is gone, and has not said where it runs"
+    UNSERVED = "workers that could serve it are missing, or are there again"
     PLACED = "the scheduler names another worker for it"
     OVERTAKEN = "a token comes before its predecessor"
     CAUGHT_UP = "the missing tokens have come"
@@ -47,6 +49,7 @@ TRANSITIONS: Mapping[tuple[StreamStage, StreamEvent], StreamStage] = {
     **{(stage, StreamEvent.SENT): StreamStage.SENT for stage in (*_DUE, StreamStage.UNSENT)},
     **{(stage, StreamEvent.KEPT): StreamStage.UNSENT for stage in _DUE},
     (StreamStage.SENT, StreamEvent.LEFT): StreamStage.SENT,
+    (StreamStage.SENT, StreamEvent.UNSERVED): StreamStage.SENT,
     (StreamStage.SENT, StreamEvent.PLACED): StreamStage.RUNNING,
     (StreamStage.RUNNING, StreamEvent.PLACED): StreamStage.RUNNING,
     (StreamStage.RUNNING, StreamEvent.OVERTAKEN): StreamStage.LACKING,
@@ -60,6 +63,18 @@ TRANSITIONS: Mapping[tuple[StreamStage, StreamEvent], StreamStage] = {
     **{(stage, StreamEvent.FAILED): StreamStage.RETRYING for stage in _ATTEMPTED},
     **{(stage, StreamEvent.SUSPECTED): StreamStage.SUSPECTED for stage in _ATTEMPTED},
 }
+
+
+class Lack(NamedTuple):
+    """Why a model cannot be served, and since when."""
+
+    reason: str
+    since: float
+
+    def error(self, now: float) -> HeadwayError:
+        """Return the refusal of its requests."""
+        text = f"{self.reason}, for {now - self.since:.0f} s; try again soon"
+        return HeadwayError(Code.UNAVAILABLE, text, retry_after=1.0)
 
 
 class Streams:
@@ -78,6 +93,7 @@ class Streams:
         self.suspects = Suspects(self.requests, settings.max_deaths, settings.death_patience)
         self.actions: list[GatewayAction] = []
         self.is_connected = False  # to a scheduler leader
+        self._lacks: Mapping[str, Lack] = {}  # by model, "" for all
         self.num_waiting = 0  # open requests without a token so far
         self.num_resubmitted = 0
         self.named: dict[str, None] = {}  # workers, the newest last; others learn nothing
@@ -122,7 +138,8 @@ class Streams:
         if not self.is_connected:
             self._advance(state, StreamEvent.KEPT, now + self._settings.scheduler_patience)
             return
-        self._advance(state, StreamEvent.SENT, inf if state.stage is StreamStage.SENT else None)
+        is_new = state.stage not in _ATTEMPTED[1:]
+        self._advance(state, StreamEvent.SENT, self._patience_with(state) if is_new else None)
         state.request = state.current()
         if state.life is not None:
             state.life.note(MomentKind.SENT, now)
@@ -141,6 +158,35 @@ class Streams:
         for state in self.requests:
             if state.stage is StreamStage.SENT:
                 self._advance(state, StreamEvent.LEFT, now + self._settings.scheduler_patience)
+
+    # --- without workers --------------------------------------------------------------
+
+    def lack(self, reasons: Mapping[str, str], now: float) -> None:
+        """Take why models cannot be served; those that nobody has placed wait so long for it."""
+        before = self._lacks
+        self._lacks = {
+            model: Lack(reason, before[model].since if model in before else now)
+            for model, reason in reasons.items()
+        }
+        for state in self.requests:
+            if state.stage is StreamStage.SENT and self.is_connected:
+                self._advance(state, StreamEvent.UNSERVED, self._patience_with(state))
+
+    def lack_of(self, model: str) -> Lack | None:
+        """Return why a model cannot be served, None if it can or no scheduler is connected."""
+        return (self._lacks.get(model) or self._lacks.get("")) if self.is_connected else None
+
+    def unserved(self, model: str, now: float) -> HeadwayError | None:
+        """Return why no request of a model is taken any more, or None."""
+        lack = self.lack_of(model)
+        is_over = lack is not None and lack.since + self._settings.worker_patience <= now
+        return lack.error(now) if lack is not None and is_over else None
+
+    def _patience_with(self, state: OpenRequest) -> float:
+        """Return until when it waits for workers. Who reads already waits until its deadline."""
+        lack = self.lack_of(state.request.model)
+        waits = lack is not None and not state.output
+        return lack.since + self._settings.worker_patience if lack and waits else inf
 
     # --- on workers -------------------------------------------------------------------
 

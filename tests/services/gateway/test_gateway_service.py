@@ -293,6 +293,24 @@ async def test_health_says_what_is_missing_and_life_goes_on(running: Cluster) ->
         assert (await client.get("/livez")).status_code == 200
 
 
+async def test_requests_are_refused_by_name_where_no_worker_could_serve_them_for_long(
+    tmp_path: Path, store_url: str
+) -> None:
+    async with cluster(tmp_path, store_url, worker_patience=0.2) as running:
+        prefiller = Member("worker", running.emulated.worker_id, "w:1", "prefill")
+        running.emulated._renewing.cancel()  # type: ignore[union-attr]
+        await running.store.join(prefiller, 60.0)
+        asked = {"model": "tiny", "prompt": "hi", "max_tokens": 2}
+        async with running.http() as client, asyncio.timeout(20):
+            while (refused := await client.post("/v1/completions", json=asked)).is_success:
+                await asyncio.sleep(0.02)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["message"].startswith("no worker decodes, for ")
+            await running.store.join(Member("worker", "d", "d:1", "decode"), 60.0)
+            while not (await client.post("/v1/completions", json=asked)).is_success:
+                await asyncio.sleep(0.02)
+
+
 async def test_grpc_health_follows_readiness_and_the_workers_port_does_not(
     running: Cluster,
 ) -> None:
