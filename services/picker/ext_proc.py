@@ -6,6 +6,7 @@ names endpoints in a header and in dynamic metadata. Bodies pass through untouch
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ _UNABLE = ("502", "503", "504")
 _RESPONSE_HEADERS = (pb.ProcessingResponse(response_headers=pb.HeadersResponse()),)
 _RESPONSE_TRAILERS = (pb.ProcessingResponse(response_trailers=pb.TrailersResponse()),)
 _KNOWN_PICKS = 4096
+_TWO_REQUESTS = "the headers of a request came twice: a stream is one request"
 
 
 @dataclass(slots=True)
@@ -60,20 +62,36 @@ class HttpExchange:
 
 
 class Bodies:
-    """The bytes of all bodies that are held, at most so many."""
+    """The bytes of all bodies that are held, at most so many.
 
-    def __init__(self, most: int) -> None:
+    Where there is no room, bodies that have been coming for ``patience`` seconds give way: clients
+    that send slowly would hold it all.
+    """
+
+    def __init__(self, most: int, patience: float = 10.0) -> None:
         self.most = most
         self.num_held = 0
+        self.patience = patience
+        self._begun_at: dict[_Stream, float] = {}
 
-    def take(self, num_bytes: int) -> bool:
-        """Take room for some; return whether there is."""
-        has_room = self.num_held + num_bytes <= self.most
-        self.num_held += num_bytes if has_room else 0
-        return has_room
+    def take(self, stream: _Stream, num_bytes: int, *, now: float) -> bool:
+        """Take room for some bytes of a stream's body; return whether there is."""
+        while self.num_held + num_bytes > self.most:
+            oldest = next(iter(self._begun_at), stream)
+            if oldest is stream or self._begun_at[oldest] + self.patience > now:
+                return False
+            oldest.give_way()
+        self._begun_at.setdefault(stream, now)
+        self.num_held += num_bytes
+        return True
 
-    def give_back(self, num_bytes: int) -> None:
-        """Give back what was taken."""
+    def is_whole(self, stream: _Stream) -> None:
+        """Let a stream's body give way no more."""
+        self._begun_at.pop(stream, None)
+
+    def give_back(self, stream: _Stream, num_bytes: int) -> None:
+        """Give back all that was taken for a stream."""
+        self.is_whole(stream)
         self.num_held -= num_bytes
 
 
@@ -129,7 +147,7 @@ class _Stream:
         self._exchange = HttpExchange()
         self._pieces: list[bytes] = []
         self._size = 0
-        self._waits = False
+        self._waits = self._has_headers = self._has_given_way = False
         self._is_duplex = True
         self.is_over = False
         """True once an answer in the place of an endpoint's was given."""
@@ -154,6 +172,10 @@ class _Stream:
         return []
 
     async def _on_headers(self, message: Any) -> Sequence[Any]:
+        if self._has_headers:  # of two requests by one number only one would be seen to end
+            self.is_over = True
+            return [_immediate(400, "invalid_request_error", _TWO_REQUESTS)]
+        self._has_headers = True
         if message.HasField("protocol_config"):
             self._is_duplex = message.protocol_config.request_body_mode == _DUPLEX
         self._exchange = _exchange(message)
@@ -166,16 +188,22 @@ class _Stream:
         if self._size + len(piece.body) > self._max_body:
             self.is_over = True
             return [_too_large(self._max_body)]
-        if not self._bodies.take(len(piece.body)):
+        now = asyncio.get_running_loop().time()
+        if self._has_given_way or not self._bodies.take(self, len(piece.body), now=now):
             self.is_over = True
             return [_too_many(self._bodies.most)]
         self._pieces.append(piece.body)
         self._size += len(piece.body)
         return await self._answer(is_end=True) if piece.end_of_stream else []
 
+    def give_way(self) -> None:
+        """Hold what has come of the body no more; it is refused as more of it comes."""
+        self._has_given_way = True
+        self.let_go()
+
     def let_go(self) -> None:
         """Hold the body no more."""
-        self._bodies.give_back(self._size)
+        self._bodies.give_back(self, self._size)
         self._exchange.body, self._size = b"", 0
         self._pieces.clear()
 
@@ -186,7 +214,11 @@ class _Stream:
 
     async def _answer(self, *, is_end: bool) -> list[Any]:
         """Answer the headers now that the body is whole, and give it back in pieces."""
+        if self._has_given_way:
+            self.is_over = True
+            return [_too_many(self._bodies.most)]
         self._waits = False
+        self._bodies.is_whole(self)
         body = self._exchange.body = b"".join(self._pieces)
         self._pieces.clear()
         answers = [*await self._answer_headers()]

@@ -77,6 +77,7 @@ class PickerService:
         self._pool: EndpointPool
         self._said: dict[str, tuple[str, str]] = {}
         self._health = health.aio.HealthServicer()
+        self.bodies = Bodies(config.max_bodies)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="read")
         self._undo = AsyncExitStack()
         self.address = ""
@@ -96,9 +97,8 @@ class PickerService:
         undo.callback(self._threads.shutdown, wait=False, cancel_futures=True)
         server = grpc.aio.server(options=_OPTIONS)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        bodies = Bodies(config.max_bodies)
         processor = ExternalProcessor(
-            self._ask, self._responded, self._ended, config.max_body, bodies
+            self._ask, self._responded, self._ended, config.max_body, self.bodies
         )
         external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(processor, server)
         self.address = self._bind(server)

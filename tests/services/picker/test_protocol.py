@@ -224,6 +224,38 @@ async def test_bodies_have_a_bound_together_and_make_room_as_they_are_answered(
             assert b"the picker's limit: try again" in refused.body
 
 
+@pytest.mark.parametrize("ends", ["piece", "trailers"])
+async def test_a_slow_body_gives_way_where_there_is_no_room_and_is_then_refused(
+    endpoints: Endpoints, ends: str
+) -> None:
+    async with picker(await endpoints.add(), max_bodies=len(_BODY) + 10) as service:
+        service.bodies.patience = 0.0
+        async with Exchange(service.address) as slow:
+            await slow.send(headers(), *body(_BODY[:20], is_end=False))
+            await until(lambda: service.bodies.num_held == 20)
+            async with Exchange(service.address) as other:
+                assert named(await other.ask(_BODY))
+            trailers = pb.ProcessingRequest(request_trailers=pb.HttpTrailers())
+            await slow.send(*([trailers] if ends == "trailers" else body(_BODY[20:])))
+            assert (await slow.read()).immediate_response.status.code == 503
+        await until(lambda: service.bodies.num_held == 0)
+
+
+async def test_a_second_request_on_a_stream_is_refused_and_leaves_nothing_behind(
+    endpoints: Endpoints,
+) -> None:
+    addresses = [await endpoints.add() for _ in range(2)]
+    async with picker(*addresses) as service:
+        async with Exchange(service.address) as exchange:
+            _, second = named(await exchange.ask(_BODY))
+            await exchange.read()  # its body
+            await exchange.send(response_headers("200", served=second))
+            assert (await exchange.read()).HasField("response_headers")
+            await exchange.send(headers(), *body(_BODY))
+            assert (await exchange.read()).immediate_response.status.code == 400
+        await until(lambda: not any(each.num_requests for each in service.endpoints()))
+
+
 async def test_long_bodies_are_read_in_threads_and_the_longest_not_at_all(
     endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
