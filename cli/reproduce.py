@@ -20,11 +20,13 @@ from cli.options import (
     parse_seeds,
     require_ranges,
 )
+from headway.cost.profile import load_profile
+from headway.errors import invalid
 from headway.policies import registry
 from headway.presets import parse_choice
 from results.output import make_console, make_table, num_cores, write_json
 from results.plots import provisioned
-from studies import bursts, conversations, plots, tokenscale
+from studies import bursts, conversations, plots, tokenscale, topology
 from studies.claims import Claim
 from studies.runs import KEEP_VARIABLE
 
@@ -42,6 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--data", type=Path, metavar="DIR", help="recorded traces (shared/data)")
     add_json(parser, "write the rows")
     add("--keep", type=Path, metavar="FILE", help="of every run's row: a study goes on from there")
+    add("--profile", default="", metavar="NAME|FILE", help="topology: the GPU (llama-8b-a100)")
     add("--plots", type=Path, metavar="DIR", help="draw each paper's claims")
     add_policy_options(parser)
     parser.set_defaults(run=run)
@@ -51,10 +54,15 @@ def run(args: argparse.Namespace) -> int:
     """Print the table; HeadwayError for numbers out of range."""
     require_ranges(args, processes=(0, 1024))
     seeds = parse_seeds(args.seeds)
+    if args.profile:
+        if args.paper != topology.PAPER:
+            raise invalid("--profile", args.profile, f"for {topology.PAPER} alone")
+        load_profile(args.profile)
     choice = chosen(args)
     for question, name in parse_choice(*choice).policies.items():
         registry.find(question, name)
     variables = {
+        topology.PROFILE_VARIABLE: args.profile,
         POLICY_VARIABLE: choice.policy,
         SET_VARIABLE: choice.set,
         KEEP_VARIABLE: str(args.keep or ""),

@@ -118,7 +118,9 @@ PRESETS: Mapping[str, Preset] = {
         burst="dual-signal",
         scaling="headway",
         params=_with(
-            dispatch=MappingProxyType({"passes": True, "late_weight": 10.0}),
+            dispatch=MappingProxyType(
+                {"passes": True, "conserves": True, "base_share": 1 / 16, "late_weight": 10.0}
+            ),
             packing=MappingProxyType({"order": "readers"}),
         ),
     ),

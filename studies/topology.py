@@ -1,8 +1,9 @@
 """When a split pays: unified instances, each split and convertibles, on the same four GPUs.
 
 Cells are prompt length × output length × inter-token limit × load. Requests are chats with
-Llama-8B on A100s; lengths are even from half to one and a half times the cell's. The load is a
-share of what unified instances carry without a limit, by the rule of ``headway.cost.topology``.
+Llama-8B on A100s, or what another profile says (``PROFILE_VARIABLE``); lengths are even from half
+to one and a half times the cell's. The load is a share of what unified instances carry without a
+limit, by the rule of ``headway.cost.topology``.
 
 A request keeps a cell's limits if its first token comes in time for its prompt (TokenScale's
 limits), its second one inter-token limit later at most, and then no two tokens are further apart
@@ -15,6 +16,7 @@ is cut.
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 from collections.abc import Iterator, Sequence
@@ -44,7 +46,8 @@ from studies.runs import Job, Results, Row, run, spec_of
 from studies.warm import NUM_RESIDENCES, Residence
 
 PAPER = "topology"
-PROFILE = "llama-8b-a100"
+PROFILE, PROFILE_VARIABLE = "llama-8b-a100", "HEADWAY_STUDY_PROFILE"
+"""The profile of all instances, and the variable that names another one, or a file."""
 NUM_GPUS = 4
 PROMPTS, OUTPUTS = (512, 2048, 8192), (32, 128)
 LIMITS = (inf, 0.1, 0.05, 0.025)
@@ -53,15 +56,8 @@ PLAIN, OURS = "vllm-like", "headway"
 UNIFIED = f"{NUM_GPUS}U"
 SPLITS = tuple(f"{n}P+{NUM_GPUS - n}D" for n in range(1, NUM_GPUS))
 CONVERTIBLE = "1P+2D+1C"
-CHUNK = load_profile(PROFILE).chunk_tokens
-PREFILL_CHUNK, OTHER_CHUNKS = 2 * CHUNK, (CHUNK, 4 * CHUNK)
-"""Tokens of a prefiller's pass, and what the plain order tries, too."""
-TOPOLOGIES = (
-    UNIFIED,
-    *SPLITS,
-    *(f"{n}P/{chunk}+{NUM_GPUS - n}D" for chunk in OTHER_CHUNKS for n in range(1, NUM_GPUS)),
-    CONVERTIBLE,
-)
+PREFILL_CHUNK, OTHER_CHUNKS = 2, (1, 4)
+"""The profile's chunks in a prefiller's pass, and what the plain order tries, too."""
 TTFT_LIMITS = ((256, 0.25), (1024, 0.4), (1 << 30, 2.0))
 SCALING = TopologyParams()
 """The study chooses with what the scaling policy ``headway`` has."""
@@ -186,9 +182,22 @@ class Traffic:
         return spec_of(preset, Conditions(kinds, network, limits=UNLIMITED))
 
 
-@cache
 def _gpu() -> Profile:
-    return replace(load_profile(PROFILE), prefill_chunk_tokens=PREFILL_CHUNK)
+    """Return the profile of every instance."""
+    return _gpu_of(os.environ.get(PROFILE_VARIABLE) or PROFILE)
+
+
+@cache
+def _gpu_of(name: str) -> Profile:
+    profile = load_profile(name)
+    return replace(profile, prefill_chunk_tokens=PREFILL_CHUNK * profile.chunk_tokens)
+
+
+def topologies() -> Sequence[str]:
+    """Return what the plain order is tried on."""
+    chunks = [times * _gpu().chunk_tokens for times in OTHER_CHUNKS]
+    others = [f"{n}P/{chunk}+{NUM_GPUS - n}D" for chunk in chunks for n in range(1, NUM_GPUS)]
+    return UNIFIED, *SPLITS, *others, CONVERTIBLE
 
 
 def _even(rng: random.Random, mean: int) -> int:
@@ -199,12 +208,12 @@ def _even(rng: random.Random, mean: int) -> int:
 
 
 _MOST_REQUESTS = 2500
-TRAFFIC = tuple(
-    traffic
-    for each in product(PROMPTS, OUTPUTS, LOADS)
-    if (traffic := Traffic(*each)).num_requests <= _MOST_REQUESTS
-)
-"""Traffic whose run of ten residences is not too long to be made so often."""
+
+
+def all_traffic() -> Sequence[Traffic]:
+    """Return the traffic whose run of ten residences is not too long to be made so often."""
+    every = (Traffic(*each) for each in product(PROMPTS, OUTPUTS, LOADS))
+    return [traffic for traffic in every if traffic.num_requests <= _MOST_REQUESTS]
 
 
 def systems(traffic: Traffic) -> Iterator[OnTopology]:
@@ -212,7 +221,7 @@ def systems(traffic: Traffic) -> Iterator[OnTopology]:
 
     Under a limit the plain order does the same on prefillers and decoders as without one.
     """
-    for topology in TOPOLOGIES:
+    for topology in topologies():
         for limit in LIMITS if topology == UNIFIED else (inf,):
             yield OnTopology(PLAIN, topology, limit)
     for limit in LIMITS:
@@ -221,14 +230,14 @@ def systems(traffic: Traffic) -> Iterator[OnTopology]:
 
 
 def _jobs(seeds: Sequence[int]) -> Iterator[Job]:
-    for traffic in TRAFFIC:
+    for traffic in all_traffic():
         for system in systems(traffic):
             yield from (Job(traffic.name, system.name, traffic.load, seed) for seed in seeds)
 
 
 def measure(job: Job) -> Row:
     """Run once; the job's rate is the load."""
-    traffic = next(t for t in TRAFFIC if (t.name, t.load) == (job.scenario, job.rate))
+    traffic = next(t for t in all_traffic() if (t.name, t.load) == (job.scenario, job.rate))
     order, topology, limit = next(s for s in systems(traffic) if s.name == job.system)
     spec = traffic.spec(order, topology, traffic.chunk(limit if order == PLAIN else inf))
     records = run(spec, traffic.requests(job.seed, limit if order == OURS else inf)).records
@@ -266,7 +275,7 @@ def reproduce(seeds: Sequence[int], num_processes: int) -> list[Claim]:
     results = Results.of(measure, list(_jobs(seeds)), num_processes)
     return [
         claim
-        for traffic, limit in product(TRAFFIC, LIMITS)
+        for traffic, limit in product(all_traffic(), LIMITS)
         for claim in claims_of(results, traffic, limit)
     ]
 
@@ -285,7 +294,7 @@ def _of_rule(results: Results, traffic: Traffic, limit: float) -> Claim:
     after = _plain(traffic.chosen(limit), limit)
     each = ", ".join(
         f"{topology} {_share(results, traffic, _plain(topology, limit), limit):.1%}"
-        for topology in TOPOLOGIES
+        for topology in topologies()
     )
     needs, kept = traffic.needs(limit), traffic.kept(limit)
     said = (
@@ -302,7 +311,7 @@ def _of_ours(results: Results, traffic: Traffic, limit: float) -> Claim:
 
 
 def _claim(results: Results, traffic: Traffic, limit: float, what: str, after: str) -> Claim:
-    plain = [_plain(topology, limit) for topology in TOPOLOGIES]
+    plain = [_plain(topology, limit) for topology in topologies()]
     best = results.best(traffic.name, plain, traffic.load, limit_text(limit), most=True)
     return judged(
         PAPER,

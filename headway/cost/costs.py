@@ -33,6 +33,15 @@ class Source(Enum):
     MEASURED = "measured"
 
 
+_OF_PREFILL = (
+    "first_pass",
+    "prefill_per_token",
+    "prefill_base",
+    "prefill_slope",
+    "prefill_tokens_per_s",
+)
+
+
 class Constant(NamedTuple):
     """A constant that a decision used, from whichever source.
 
@@ -60,6 +69,10 @@ class Costs(Bounded):
     """Velocities of the instances; of another deployment, if this alone is known."""
     prefill_per_token: float = between(0, MOST_SECONDS, default=0.0)
     """Seconds of an instance's time for a token of a full chunk."""
+    prefill_base: float = between(0, MOST_SECONDS, default=0.0)
+    """Seconds of a pass beside what its prompt tokens add."""
+    prefill_slope: float = between(0, MOST_SECONDS, default=0.0)
+    """Seconds that a prompt token of every unit adds to a pass."""
     prefill_tokens_per_s: float = between(0, MOST_VELOCITY, default=0.0)
     """V_P of a prefiller."""
     decode_per_token: float = between(0, MOST_SECONDS, default=0.0)
@@ -111,6 +124,8 @@ class Costs(Bounded):
             self,
             first_pass=min(pass_time.seconds(chunk_tokens / 2, 0, 0, 0), MOST_SECONDS),
             prefill_per_token=min(full / num_tokens, MOST_SECONDS),
+            prefill_base=min(pass_time.base, MOST_SECONDS),
+            prefill_slope=min(pass_time.per_prefill_token, MOST_SECONDS),
             prefill_tokens_per_s=num_tokens / max(full, num_tokens / MOST_VELOCITY),
         )
 
@@ -148,7 +163,7 @@ class Costs(Bounded):
         medians = {
             name: median_low(getattr(costs, name) for costs in known)
             for names, known in (
-                (("first_pass", "prefill_per_token", "prefill_tokens_per_s"), prefill),
+                (_OF_PREFILL, prefill),
                 (("per_request", "per_kv_token"), decode),
                 (("swap_per_token",), swap),
                 (("decode_per_token",), shared),

@@ -13,7 +13,6 @@ from studies.topology import (
     LIMITS,
     OURS,
     PLAIN,
-    TOPOLOGIES,
     UNIFIED,
     OnTopology,
     Traffic,
@@ -22,6 +21,7 @@ from studies.topology import (
     limit_text,
     measure,
     systems,
+    topologies,
 )
 
 SHORT = Traffic(512, 32, 0.5)
@@ -87,7 +87,7 @@ def test_ours_is_compared_with_the_best_plain_topology(ours: float, verdict: str
         Job(SHORT.name, OnTopology(PLAIN, t, limit if t == UNIFIED else inf).name, 0.5, seed): {
             "25 ms": 1.0 if t == "2P+2D" else 0.5 + seed / 1000
         }
-        for t in TOPOLOGIES
+        for t in topologies()
         for seed in (1, 2, 3)
     }
     for seed in (1, 2, 3):

@@ -321,6 +321,8 @@ class PrefillPool:
     def _use(self, turn: Turn, now: float) -> bool:
         instance = self._instances[turn.worker_id]
         rooms, chunk = instance.rooms(), instance.info.turn_tokens
+        for room in rooms:
+            room.capacity -= int(max(0.0, room.capacity - turn.max_tokens))
         most = chunk * len(rooms) if self.window.are_several else inf
         takes = partial(self._may_take, instance)
         steps_back = partial(self._dispatching.steps_back, now=now)

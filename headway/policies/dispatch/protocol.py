@@ -163,7 +163,8 @@ class Turn(NamedTuple):
 
     ``max_requests``: at most so many, oldest first; None: what fits. ``capped``: whether a unit
     takes a request only while its C_avail is above 0. ``keys``: these requests only; None: any.
-    ``own``: those of them that go to one unit of it and no other.
+    ``own``: those of them that go to one unit of it and no other. ``max_tokens``: a unit takes a
+    request only while it was sent fewer prompt tokens than so many.
     """
 
     worker_id: str
@@ -172,6 +173,7 @@ class Turn(NamedTuple):
     capped: bool = True
     keys: Sequence[StreamKey] | None = None
     own: Mapping[StreamKey, OwnUnit] = NOBODY
+    max_tokens: float = inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,9 @@ class SbsParams(TtftSlos):
     within its SLO; 0: the pool's, by profile or measured, and a chunk in each T̄ before.
     ``late_weight``: times its SLO for which a request that can come in time no more lets others
     pass. 0: nobody does. The more, the more come in time in an overload, and the longer the others
-    take.
+    take. ``conserves``: whether an idle prefiller of one unit takes what waits at once: there is no
+    batch to pack over units. ``base_share``: of the time of a pass, what is spent beside its prompt
+    tokens at least: a turn to a prefiller of one unit has no more of them. 0: as many as its chunk.
     """
 
     default_pass_time: float | None = over(0, default=None)
@@ -61,6 +63,8 @@ class SbsParams(TtftSlos):
     watchdog_floor: float = between(0, 1e6, default=0.0)
     prefill_tokens_per_s: float = between(0, 1e12, default=0.0)
     late_weight: float = between(0, 1e6, default=0.0)
+    conserves: bool = False
+    base_share: float = between(0, 1, default=0.0)
 
 
 class StaggeredBatch(Dispatching, CostReader):
@@ -91,6 +95,7 @@ class StaggeredBatch(Dispatching, CostReader):
         known, source = costs.first_pass or None, costs.source_of("first_pass")
         self._first_pass = chosen("T̄", self._given, known, source, _FIRST_PASS)
         self._pass_times.begin(self._first_pass.value)
+        self._base, self._slope = costs.prefill_base, costs.prefill_slope
         given, velocity = self._params.prefill_tokens_per_s or None, costs.prefill_tokens_per_s
         source = costs.source_of("prefill_tokens_per_s")
         self._velocity = chosen("V_P", given, velocity or None, source, 0.0)
@@ -289,9 +294,27 @@ class StaggeredBatch(Dispatching, CostReader):
             turns += [Turn(load.worker_id, self._rule(load)) for load in ready]
         elif self._are_lone:
             turns += [Turn(load.worker_id, LONE) for load in ready]
-        elif num_waiting == 1 or all(load.task_depth == 0 for load in loads):
-            turns += [Turn(load.worker_id, "idle") for load in ready if load.task_depth == 0]
-        return turns
+        else:
+            idle = [load for load in ready if load.task_depth == 0]
+            if num_waiting > 1 and any(load.task_depth for load in loads):
+                idle = [load for load in idle if self._params.conserves and _computes_alone(load)]
+            turns += [Turn(load.worker_id, "idle") for load in idle]
+        most = self._most_tokens
+        if most == inf:
+            return turns
+        empty = {load.worker_id for load in ready if _computes_alone(load)}
+        return [t._replace(max_tokens=most) if t.worker_id in empty else t for t in turns]
+
+    @property
+    def _most_tokens(self) -> float:
+        """Prompt tokens of a pass that spends ``base_share`` of its time beside them.
+
+        Until the next dispatch is there the instance stands idle: that is beside them, too.
+        """
+        share, slope = self._params.base_share, self._slope
+        if not (share and slope and self._base):
+            return inf
+        return (1 / share - 1) * (self._base + self._latencies.value) / slope
 
     def _has_leftovers(self, load: InstanceLoad, now: float) -> bool:
         return load.queued_tokens > 0 and self._instances[load.worker_id].ended_at == now
@@ -328,6 +351,11 @@ class StaggeredBatch(Dispatching, CostReader):
             times = [turn_at for r in ready_at if (turn_at := max(r, due_at)) > now]
             earliest = min(earliest, *times) if times else earliest
         return earliest if earliest < inf else None
+
+
+def _computes_alone(load: InstanceLoad) -> bool:
+    """Return whether it is a prefiller of one unit, and owes no prompt."""
+    return load.role is Role.PREFILL and load.num_units == 1 and not load.queued_tokens
 
 
 def can_take(load: InstanceLoad) -> bool:

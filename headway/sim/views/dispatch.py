@@ -118,13 +118,17 @@ class Dispatcher:
     def _use(self, turn: Turn, now: float) -> bool:
         instance = self._instances[turn.worker_id]
         own = {key: each.unit for key, each in turn.own.items()}
+        rooms = instance.load.rooms
+        beyond = [int(max(0.0, room.capacity - turn.max_tokens)) for room in rooms]
+        for room, num_tokens in zip(rooms, beyond, strict=True):
+            room.capacity -= num_tokens
         assigned = [
             each
             for legacy, new in self._groups(turn, instance, now)
-            for each in self._packing.pack(
-                legacy, new, instance.load.rooms, capped=turn.capped, own=own
-            )
+            for each in self._packing.pack(legacy, new, rooms, capped=turn.capped, own=own)
         ]
+        for room, num_tokens in zip(rooms, beyond, strict=True):
+            room.capacity += num_tokens
         if not assigned:
             return False
         jobs: list[tuple[ViewRequest, Unit]] = []
