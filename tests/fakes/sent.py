@@ -12,6 +12,7 @@ class Sent:
     started = False
     ended = False
     body = b""
+    is_read_slowly = False
 
     def add_header(self, name: str, value: str) -> None:
         """Keep none."""

@@ -241,6 +241,12 @@ class HttpConnection(asyncio.Protocol):
             self._server.handler.cut_off()
             self._transport.abort()
 
+    @property
+    def is_read_slowly(self) -> bool:
+        """True while the client leaves more than a few bytes unread."""
+        transport = self._transport
+        return transport is not None and transport.get_write_buffer_size() > self._few_bytes // 2
+
     # --- the server's sweep and end ---------------------------------------------------
 
     def abort(self) -> None:

@@ -61,6 +61,10 @@ class Responder(Protocol):
     def abort(self) -> None:
         """Drop the client at once."""
 
+    @property
+    def is_read_slowly(self) -> bool:
+        """True while the client leaves more than a few bytes unread."""
+
 
 @dataclass(slots=True, eq=False)
 class Exchange:
@@ -132,6 +136,11 @@ class Exchange:
         if not self.ended:
             self.responder.abort()
             self.gone()
+
+    @property
+    def is_read_slowly(self) -> bool:
+        """True while the client leaves more than a few bytes of the response unread."""
+        return self.responder.is_read_slowly
 
     def gone(self) -> None:
         """End the exchange because the client left; the connection calls it."""

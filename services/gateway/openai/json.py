@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple, TypeVar
@@ -17,7 +17,7 @@ from services.gateway.tool_calls import CallPiece
 
 T = TypeVar("T")
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-_PART = 8
+_PART, _SMALL_PART = 8, 256
 """Tokens whose log probabilities are written at once."""
 _LEAST_LOGPROB = -9999.0  # JSON has no -Infinity; OpenAI writes this
 UNSCORED = TokenLogprobs(0.0)
@@ -100,11 +100,29 @@ class ChunkWriter:
             body = f'"delta":{_delta(piece)}'
         else:
             body = f'"text":{encode_basestring(piece.answer)}'
+        return f"{self._head}{index},{body},{extra}{self._end(end, usage)}"
+
+    def echo(
+        self,
+        index: int,
+        text: Iterator[str],
+        end: str | None,
+        extra: Iterator[str],
+        usage: Usage | None = None,
+    ) -> Iterator[str]:
+        """Yield a completion's event in short parts; ``text`` is a string of JSON."""
+        yield f'{self._head}{index},"text":'
+        yield from text
+        yield ","
+        yield from extra
+        yield self._end(end, usage)
+
+    def _end(self, end: str | None, usage: Usage | None) -> str:
         reason = f'"{end}"' if end else "null"
         tail = self._tail
         if usage is not None:
             tail = f',"usage":{dumps(usage.as_json())}}}\n\n'
-        return f'{self._head}{index},{body},{extra},"finish_reason":{reason}}}]{tail}'
+        return f',"finish_reason":{reason}}}]{tail}'
 
     def usage(self, usage: Usage) -> str:
         """Write the event with the usage, the last one before ``[DONE]``."""
@@ -161,11 +179,6 @@ def chat_choice(index: int, piece: Piece, end: str, *, reasoning: bool) -> dict[
     return {"index": index, "message": message, "finish_reason": end}
 
 
-def completion_choice(index: int, text: str, end: str) -> dict[str, Any]:
-    """Make a choice of a whole completion but for its log probabilities."""
-    return {"index": index, "text": text, "finish_reason": end}
-
-
 # --- log probabilities ----------------------------------------------------------------
 
 
@@ -184,18 +197,25 @@ class LogprobsWriter:
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
     ) -> Iterator[str]:
         """Yield those of the next tokens as JSON, a few at a time."""
-        entries = [
-            (token_id, entry or TokenLogprobs(_LEAST_LOGPROB))
-            for token_id, entry in zip(token_ids, logprobs, strict=True)
-        ]
+
+        def score(n: int) -> TokenLogprobs:
+            return logprobs[n] or TokenLogprobs(_LEAST_LOGPROB)
+
+        each = range(len(token_ids))
         if self._chat:
             yield '{"content":'
-            yield from in_parts(entries, lambda one: self._chat_entry(*one))
+            yield from in_parts(each, lambda n: self._chat_entry(token_ids[n], score(n)))
             yield ',"refusal":null}'
             return
         yield '{"top_logprobs":'
-        yield from in_parts(entries, lambda one: self._tops(one[1]))
-        yield f",{dumps(self._of_tokens(entries))[1:]}"
+        yield from in_parts(each, lambda n: self._tops(score(n)))
+        yield ',"tokens":'
+        yield from in_parts(token_ids, self.name, _SMALL_PART)
+        yield ',"token_logprobs":'
+        yield from in_parts(each, lambda n: _own(score(n)), _SMALL_PART)
+        yield ',"text_offset":'
+        yield from in_parts(token_ids, self._place, _SMALL_PART)
+        yield "}"
 
     def _chat_entry(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, Any]:
         tops = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
@@ -224,15 +244,11 @@ class LogprobsWriter:
         pairs = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
         return {self.name(i): _finite(value) for i, value in pairs}
 
-    def _of_tokens(self, entries: Sequence[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
-        """Return a completion's lists of the tokens themselves."""
-        offsets = []
-        for token_id, _ in entries:
-            offsets.append(self._offset)
-            self._offset += len(self._codec.token_text(token_id)[0])
-        scores = [None if entry is UNSCORED else _finite(entry.logprob) for _, entry in entries]
-        tokens = [self.name(token_id) for token_id, _ in entries]
-        return {"tokens": tokens, "token_logprobs": scores, "text_offset": offsets}
+    def _place(self, token_id: int) -> int:
+        """Return the characters before a completion's next token."""
+        place = self._offset
+        self._offset += len(self._codec.token_text(token_id)[0])
+        return place
 
 
 def prompt_parts(
@@ -259,13 +275,27 @@ def _prompt_entry(names: LogprobsWriter, token_id: int, logprobs: TokenLogprobs)
     }
 
 
-def in_parts(values: Sequence[T], as_json: Callable[[T], Any]) -> Iterator[str]:
+def text_parts(texts: Iterable[str]) -> Iterator[str]:
+    """Yield a text as one string of JSON; it comes in pieces, and a surrogate is none of two."""
+    yield '"'
+    for text in texts:
+        yield encode_basestring(text)[1:-1]
+    yield '"'
+
+
+def in_parts(
+    values: Sequence[T], as_json: Callable[[T], Any], num_in_part: int = _PART
+) -> Iterator[str]:
     """Yield a list as JSON, a few of its values at a time."""
     yield "["
-    for begin in range(0, len(values), _PART):
-        written = dumps([as_json(value) for value in values[begin : begin + _PART]])[1:-1]
+    for begin in range(0, len(values), num_in_part):
+        written = dumps([as_json(value) for value in values[begin : begin + num_in_part]])[1:-1]
         yield f",{written}" if begin else written
     yield "]"
+
+
+def _own(entry: TokenLogprobs) -> float | None:
+    return None if entry is UNSCORED else _finite(entry.logprob)
 
 
 def _finite(logprob: float) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, Protocol
 
 from headway.core.gateway.shares import Account
@@ -23,11 +25,11 @@ from services.gateway.openai.json import (
     LogprobsWriter,
     Usage,
     chat_choice,
-    completion_choice,
     dumps,
     error_body,
     prompt_parts,
     status_of,
+    text_parts,
 )
 from services.gateway.output_text import NOTHING, Piece
 from services.gateway.outputs import Output
@@ -42,6 +44,12 @@ _TOKEN_BYTES, _RANK_BYTES = 100, 76
 """Memory of a token's log probabilities, and of each rank among them."""
 _FEW_BYTES = 2**16
 """Memory of log probabilities that are written at once: a millisecond or two."""
+_ECHOED_AT_ONCE = 256
+"""Tokens of a prompt."""
+_WRITTEN_AT_ONCE = 2**14
+"""Characters of a stream that is written in parts."""
+_SHORTEST_PAUSE, _LONGEST_PAUSE, _PATIENCE = 0.001, 0.1, 30.0
+"""Seconds between looks at whether its client reads on, and until it is dropped."""
 _UNPRINTABLE = re.compile(r"[^ -~]")
 
 FindLife = Callable[[str], LifeRecord | None]
@@ -72,6 +80,10 @@ class ResponseWriter(Protocol):
 
     def abort(self) -> None:
         """Drop a client that cannot be answered; do nothing after an answer."""
+
+    @property
+    def is_read_slowly(self) -> bool:
+        """True while its client has not read what was written."""
 
 
 @dataclass(eq=False)
@@ -129,15 +141,15 @@ class HttpReplyBase:
             self._logprobs[index] = writer
         return writer
 
-    def _echoed(self, output: Output, piece: Piece) -> Piece:
-        """Return a completion's first piece with its prompt, or the prompt alone."""
-        if self.style.prompt_alone:
-            piece = NOTHING
-        if not self.style.echo:
-            return piece
-        detokeniser = self.codec.detokeniser()
-        text = "".join(map(detokeniser.push, output.prompt_token_ids)) + detokeniser.flush()
-        return Piece("", text).then(piece)
+    def _echo(self, output: Output, answer: str) -> Iterator[str]:
+        """Yield a completion's prompt, if it is to be shown, and what follows, in short parts."""
+        if self.style.echo:
+            detokeniser, token_ids = self.codec.detokeniser(), output.prompt_token_ids
+            for begin in range(0, len(token_ids), _ECHOED_AT_ONCE):
+                yield "".join(map(detokeniser.push, token_ids[begin : begin + _ECHOED_AT_ONCE]))
+            yield detokeniser.flush()
+        if not self.style.prompt_alone:
+            yield answer
 
     def _tokens(self, output: Output) -> tuple[Sequence[int], Sequence[TokenLogprobs | None]]:
         """Take the new tokens of an output; the prompt's come first where it is shown."""
@@ -215,38 +227,107 @@ class StreamReply(HttpReplyBase):
         super().__post_init__()
         self._chunks = ChunkWriter(self.identity, include_usage=self.style.include_usage)
         self._opened: set[int] = set()
+        self._unwritten: deque[tuple[Iterator[str], bool]] = deque()
+        """Events that wait for a long one, which is the first; True for the last one of all."""
+        self._pause_for, self._paused_for = _SHORTEST_PAUSE, 0.0
 
     def show(self, output: Output, piece: Piece, end: str | None) -> None:
         """Write one event, followed by the call's last ones where it ends."""
         index, end = output.index, self._end_of(output, end)
-        if self.style.prompt_alone or index not in self._opened:
-            piece = self._echoed(output, piece) if index not in self._opened else NOTHING
-        extra = self._extra(output) if self.keeps_tokens else '"logprobs":null'
-        extra += ',"stop_reason":"deadline"' if output.is_cut else ""
+        is_first = index not in self._opened
+        if self.style.prompt_alone:
+            piece = NOTHING
+        extra = self._extra(output) if self.keeps_tokens else iter(('"logprobs":null',))
         so_far = self._usage() if self.style.continuous_usage else None
-        event = self._chunks.text(index, piece, end, extra, so_far)
-        if index not in self._opened:
+        if self.style.echo and is_first:
+            text = text_parts(self._echo(output, piece.answer))
+            event = self._chunks.echo(index, text, end, extra, so_far)
+        else:
+            event = self._short(index, piece, end, extra, so_far)
+        if is_first:
             self._opened.add(index)
             if not self.exchange.started:
                 self.exchange.start(200, EVENTS)
             if self.style.chat:
-                event = self._chunks.opening(index) + event
+                event = chain((self._chunks.opening(index),), event)
         last = end is not None and self._end()
         if last:
             usage = self._chunks.usage(self._last_usage()) if self.style.include_usage else ""
-            event = f"{event}{usage}data: [DONE]\n\n"
-        self.exchange.write(event.encode(), last=last)
+            event = chain(event, (f"{usage}data: [DONE]\n\n",))
+        is_long = self.style.echo and is_first and output.num_prompt_tokens > _ECHOED_AT_ONCE
+        self._write(event, last=last, is_long=is_long)
 
-    def _extra(self, output: Output) -> str:
+    def _short(
+        self, index: int, piece: Piece, end: str | None, extra: Iterator[str], so_far: Usage | None
+    ) -> Iterator[str]:
+        """Yield a whole event, when its turn has come: scores count the characters before."""
+        yield self._chunks.text(index, piece, end, "".join(extra), so_far)
+
+    def _extra(self, output: Output) -> Iterator[str]:
+        """Return JSON for the choice, of the tokens until now, in short parts."""
         token_ids, logprobs = self._tokens(output)
-        extra = '"logprobs":null'
+        extra: Iterator[str] = iter(('"logprobs":null',))
         if self.style.logprobs and token_ids:
-            extra = (
-                f'"logprobs":{"".join(self._logprobs_of(output.index).parts(token_ids, logprobs))}'
-            )
+            scores = self._logprobs_of(output.index).parts(token_ids, logprobs)
+            extra = chain(('"logprobs":',), scores)
         if self.style.return_token_ids:
-            extra += f',"token_ids":{dumps(token_ids)}'
-        return extra
+            extra = chain(extra, (f',"token_ids":{dumps(token_ids)}',))
+        return chain(extra, (',"stop_reason":"deadline"',)) if output.is_cut else extra
+
+    # --- long events ------------------------------------------------------------------
+
+    def _write(self, event: Iterator[str], *, last: bool, is_long: bool) -> None:
+        """Write an event, or a long one a little at a time; those behind it wait."""
+        if not self._unwritten and (self.slices is None or not is_long):
+            self.exchange.write("".join(event).encode(), last=last)
+            return
+        self._unwritten.append((event, last))
+        if len(self._unwritten) == 1:
+            self._write_on()
+
+    def _write_on(self) -> None:
+        assert self.slices is not None, "long events are written at once without"
+        self.slices.add(self._written())
+
+    def _written(self) -> Iterator[None]:
+        """Write what waits, as fast as its client reads."""
+        try:
+            while self._unwritten and not self.exchange.ended:
+                if self.exchange.is_read_slowly:
+                    self._pause()
+                    return
+                self._pause_for, self._paused_for = _SHORTEST_PAUSE, 0.0
+                event, last = self._unwritten[0]
+                written = _some(event)
+                if not written:
+                    self._unwritten.popleft()
+                if written or last:
+                    self.exchange.write(written.encode(), last=last and not written)
+                yield
+        except Exception:
+            self._unwritten.clear()
+            self.fail(HeadwayError(Code.INTERNAL, "the gateway failed; it is logged"))
+            raise
+        self._unwritten.clear()
+
+    def _pause(self) -> None:
+        """Look again soon; drop a client that does not read at all."""
+        if self._paused_for >= _PATIENCE:
+            self.exchange.abort()
+            return
+        self._paused_for += self._pause_for
+        asyncio.get_running_loop().call_later(self._pause_for, self._write_on)
+        self._pause_for = min(2 * self._pause_for, _LONGEST_PAUSE)
+
+    def fail(self, error: HeadwayError) -> None:
+        """See above. What waits goes first."""
+        if not self._unwritten or self.exchange.ended:
+            super().fail(error)
+        elif not self.ended:
+            self.ended = True
+            error.param = self.style.param(error.param)
+            self._unwritten.append((iter((f"data: {error_body(error)}\n\n",)), True))
+            self.let_go(self.outputs, error)
 
 
 class WholeReply(HttpReplyBase):
@@ -310,6 +391,7 @@ class WholeReply(HttpReplyBase):
         yield "}"
 
     def _choice(self, output: Output) -> Iterator[str]:
+        choice: dict[str, Any]
         index = output.index
         pieces = self._pieces[index]
         piece = Piece(
@@ -322,12 +404,15 @@ class WholeReply(HttpReplyBase):
             reasoning = self.codec.markers is not None or bool(piece.reasoning)
             choice = chat_choice(index, piece, self._ends[index], reasoning=reasoning)
         else:
-            choice = completion_choice(index, self._echoed(output, piece).answer, self._ends[index])
+            yield f'{{"index":{index},"text":'
+            yield from text_parts(self._echo(output, piece.answer))
+            choice = {"finish_reason": self._ends[index]}
         if self.style.return_token_ids:
             choice["token_ids"] = token_ids
         if output.is_cut:
             choice["stop_reason"] = "deadline"
-        yield f'{dumps(choice)[:-1]},"logprobs":'
+        written = dumps(choice)[:-1]
+        yield f'{written if self.style.chat else f",{written[1:]}"},"logprobs":'
         if self.style.logprobs:
             yield from self._logprobs_of(index).parts(token_ids, scores)
         else:
@@ -399,6 +484,17 @@ class ItemReply(HttpReplyBase, ABC):
 
 
 HttpReply = StreamReply | WholeReply | ItemReply
+
+
+def _some(parts: Iterator[str]) -> str:
+    """Return the next parts together; "" behind the last one."""
+    taken, size = list[str](), 0
+    for part in parts:
+        taken.append(part)
+        size += len(part)
+        if size >= _WRITTEN_AT_ONCE:
+            break
+    return "".join(taken)
 
 
 def _no_life(request_id: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -196,14 +197,15 @@ def _unpack_logprobs(packed: pb.TokenBatch, num_tokens: int) -> dict[int, TokenL
 
 
 def _one_unpacked(entry: pb.TokenLogprobs, prompt: tuple[TokenLogprobs, ...] = ()) -> TokenLogprobs:
-    if len(entry.top_token_ids) != len(entry.top_logprobs):
-        raise invalid("top_logprobs", len(entry.top_logprobs), "as many as top_token_ids")
-    if len(entry.top_logprobs) > MAX_LOGPROBS:
-        raise invalid("top_logprobs", len(entry.top_logprobs), f"at most {MAX_LOGPROBS}")
-    for logprob in (entry.logprob, *entry.top_logprobs):
-        finite(logprob, "logprobs")
-    tops = tuple(entry.top_token_ids), tuple(entry.top_logprobs)
-    return TokenLogprobs(entry.logprob, *tops, prompt)
+    own, top_ids, tops = entry.logprob, tuple(entry.top_token_ids), tuple(entry.top_logprobs)
+    if len(top_ids) != len(tops):
+        raise invalid("top_logprobs", len(tops), "as many as top_token_ids")
+    if len(tops) > MAX_LOGPROBS:
+        raise invalid("top_logprobs", len(tops), f"at most {MAX_LOGPROBS}")
+    if not (isfinite(own) and all(map(isfinite, tops))):  # of a prompt there may be 100,000
+        for logprob in (own, *tops):
+            finite(logprob, "logprobs")
+    return TokenLogprobs(own, top_ids, tops, prompt)
 
 
 def unpack_cancels(packed: pb.TokenControl) -> Sequence[int]:
