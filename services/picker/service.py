@@ -26,6 +26,7 @@ from headway.core.picker.events import (
 from headway.errors import Code, HeadwayError
 from headway.request import StreamKey
 from services.endpoints.endpoints_file import EndpointEntry, entries_from
+from services.endpoints.http_client import open_client
 from services.endpoints.pool import Answer, EndpointPool
 from services.picker.config import PickerConfig
 from services.picker.ext_proc import Bodies, ExternalProcessor, HttpExchange
@@ -103,7 +104,7 @@ class PickerService:
         external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(processor, server)
         self.address = self._bind(server)
         client = await undo.enter_async_context(
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            open_client(connector=aiohttp.TCPConnector(limit=0))
         )
         intervals = config.watch_intervals()
         self._pool = EndpointPool(self._core, self._read_entries, client, intervals, self._clock)

@@ -47,6 +47,8 @@ class OpenAIEndpoint:
         self.listed = ""
         """Sent in place of the list of models, if it is not empty."""
         self.bodies: list[dict[str, Any]] = []
+        self.cookies: list[str | None] = []
+        """Of each stream's request; every answer sets one."""
         self.num_hung_up = self.num_listings = self.num_begun = 0
 
     def answer(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
@@ -71,6 +73,8 @@ class OpenAIEndpoint:
     def _stream(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         handler.send_response(200)
         handler.send_header("Content-Type", "text/event-stream")
+        handler.send_header("Set-Cookie", "seen=yes")
+        self.cookies.append(handler.headers.get("Cookie"))
         if self.encoding:
             handler.send_header("Content-Encoding", self.encoding)
         handler.end_headers()

@@ -28,6 +28,7 @@ _REASONS = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
     "abort": FinishReason.ERROR,
+    "error": FinishReason.ERROR,
 }
 _DEFAULTS = SamplingParams()
 _PLAIN = (

@@ -34,6 +34,7 @@ from headway.errors import Code, HeadwayError
 from headway.policies.packing.flow_control import FlowControl
 from headway.request import FinishReason, Request, StreamKey, TokenLogprobs
 from services.endpoints.choosing import WatchIntervals, choosing_settings
+from services.endpoints.http_client import is_packed, open_client
 from services.endpoints.pool import EndpointPool
 from services.runtime.clock import Clock
 from services.runtime.essential import end_tasks, essential
@@ -222,9 +223,9 @@ class OpenAIEngine:
         self._stepped = stepped
         args = self._endpoint.args
         trusted = httpx.create_ssl_context()  # as the endpoint was examined
-        self._client = aiohttp.ClientSession(
+        self._client = open_client(
+            args.headers(),
             connector=aiohttp.TCPConnector(limit=0, ssl=trusted, keepalive_timeout=_IDLE),
-            headers=args.headers(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=args.patience),
             trust_env=True,
         )
@@ -383,6 +384,9 @@ class OpenAIEngine:
                 text = await reply.content.read(_LONGEST_ERROR)
                 self._refused(key, status, text.decode(errors="replace"))
                 raise _NoAnswerError(None)
+            if is_packed(reply):
+                message = "the endpoint sent a compressed answer: have it send plain ones"
+                raise HeadwayError(Code.INTERNAL, message)
             yield reply
 
     async def _scores(

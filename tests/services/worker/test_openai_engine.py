@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from gzip import compress
 from math import inf, nan
 from typing import Any
 
@@ -575,9 +576,29 @@ async def test_log_probabilities_that_nobody_asked_for_end_nothing(
     assert drawn.finish_reason is FinishReason.LENGTH
 
 
-async def test_an_answer_that_cannot_be_decoded_ends_its_request(endpoint: OpenAIEndpoint) -> None:
-    endpoint.encoding, endpoint.instead = "gzip", b"this is not gzip"
-    _, drawn = await answered(endpoint, make_request(""), patience=0.3)
+@pytest.mark.parametrize("instead", [b"this is not gzip", compress(b": \n" * 2**20)])
+async def test_a_compressed_answer_is_not_unpacked_and_ends_its_request(
+    endpoint: OpenAIEndpoint, instead: bytes
+) -> None:
+    endpoint.encoding, endpoint.instead = "gzip", instead
+    _, drawn = await answered(endpoint, make_request(""))
+    assert drawn.finish_reason is FinishReason.ERROR
+    assert "compressed" in drawn.message
+
+
+async def test_an_endpoint_sets_no_cookies(endpoint: OpenAIEndpoint) -> None:
+    endpoint.url = endpoint.url.replace("127.0.0.1", "localhost")  # an address never does
+    async with Following(examined(endpoint)) as found:
+        found.engine.add(make_request("", max_tokens=1), 0)
+        await found.end()
+        found.engine.add(make_request("", 2, max_tokens=1), 0)
+        await found.until(lambda: len(found.drawn) > 1)
+    assert endpoint.cookies == [None, None]
+
+
+async def test_an_answer_that_ends_with_an_error_is_none(endpoint: OpenAIEndpoint) -> None:
+    endpoint.instead = event(token_ids=[3], finish_reason="error")
+    _, drawn = await answered(endpoint, make_request(""))
     assert drawn.finish_reason is FinishReason.ERROR
 
 
