@@ -418,6 +418,51 @@ def test_growth_takes_blocks_of_the_long_before_those_of_a_reader_with_tokens_in
     planned.finish()
 
 
+def test_growth_takes_blocks_of_who_has_no_reader_also_once_it_has_joined_the_critical() -> None:
+    """The reader ranks behind it, and would have to wait for its blocks until others end."""
+    planned = make_planned(make(reserve=0.0, unread_wait=0.0), blocks=16)
+    reader = planned.come(1, 4, 50)
+    unread = planned.come(2, 4, 50, reasoning=48)
+    planned.step(34)
+    assert planned.policy.rank(reader, now=planned.now).rank[0] == SUPPLIED
+    assert planned.policy.rank(unread, now=planned.now).rank[0] == CRITICAL
+    assert [s.running for s in (reader, unread)] == [True, False]
+    planned.finish()
+    assert [s.num_preemptions for s in (reader, unread)] == [0, 1]
+
+
+def test_a_reader_whose_tokens_run_out_takes_blocks_back_from_who_came_later_unread() -> None:
+    policy = make(unread_wait=0.0)
+    dry, fed = answering(1, 10.0, arrival=5.0), answering(2, 19.0, arrival=5.0)
+    early, late = (reasoning(n, LONG, arrival=at) for n, at in ((3, 4.0), (4, 6.0)))
+    assert policy.takes_back(late, dry, now=10.0)
+    assert not policy.takes_back(early, dry, now=10.0)
+    assert not policy.takes_back(late, fed, now=10.0)
+    assert not policy.takes_back(answering(5, 60.0, arrival=6.0), dry, now=10.0)
+    assert not policy.takes_back(replace(late, opens_answer=True), dry, now=10.0)
+    assert not policy.takes_back(late, early, now=10.0)
+
+
+def test_who_is_read_again_does_not_wait_until_who_came_later_unread_has_ended() -> None:
+    policy = make(reserve=0.0, unread_wait=0.0)
+    planned = make_planned(policy, blocks=200, host_tokens=1000, pace=0.0165)
+    readers = [planned.come(name, 4, 500) for name in (1, 2)]
+    planned.step()
+    while all(s.running for s in readers):
+        planned.step()
+    kept, lost = sorted(readers, key=lambda s: s.num_preemptions)
+    unread = planned.come(3, 410, 380, is_read=False)
+    planned.state.cancel(kept.key)
+    planned.step(50)
+    assert (lost.running, unread.running) == (False, True)  # it has tokens in hand
+    while not lost.running:
+        planned.step()
+        assert unread in planned.state.units[0].sequences.values()
+    assert lost.in_hand_until > planned.now  # it was never late
+    planned.finish()
+    assert unread.num_preemptions == 1
+
+
 LOADS = st.lists(
     st.tuples(st.integers(1, 12), st.integers(2, 24), st.booleans(), st.integers(0, 6)),
     min_size=4,
@@ -444,6 +489,27 @@ def test_every_request_ends_and_whoever_is_read_from_the_start_never_yields(
     assert sorted(s.key.stream_id for s in planned.ended) == list(range(len(load)))
     assert planned.state.units[0].pool.num_free == 14
     assert all(s.num_voluntary == 0 for s in planned.ended if not load[s.key.stream_id][2])
+
+
+@settings(max_examples=100, deadline=None)
+@given(load=LOADS, unread_wait=st.sampled_from([0.0, 0.5, inf]), fits=st.booleans())
+def test_readers_that_fit_together_lose_their_blocks_to_nobody_and_all_end(
+    load: list[tuple[int, int, bool, int]], unread_wait: float, fits: bool
+) -> None:
+    read = [-(-(prompt + output) // 4) for prompt, output, unread, _ in load if not unread]
+    planned = make_planned(
+        make(long_tokens=4, reserve=0.0, unread_wait=unread_wait),
+        blocks=max(14, sum(read)) if fits else 14,
+        host_tokens=60,
+    )
+    for name, (prompt, output, unread, num_passes) in enumerate(load):
+        planned.step(num_passes)
+        planned.come(name, prompt, output, is_read=not unread)
+    planned.finish()
+    assert len(planned.ended) == len(load)
+    if fits:
+        readers = [s for s in planned.ended if not load[s.key.stream_id][2]]
+        assert not any(s.num_preemptions for s in readers)
 
 
 def test_few_requests_are_preempted_on_a_busy_pool() -> None:

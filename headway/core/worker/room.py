@@ -281,7 +281,12 @@ class BlockAllocator:
             is_behind = levels.get(victim.tenant, 0.0) < levels.get(for_.tenant, 0.0)
             if is_begun_again or is_behind:
                 return False
-        return policy.preempts and policy.may_preempt(victim, for_, now=self._now)
+        if not policy.preempts:
+            return False
+        now = self._now
+        return policy.may_preempt(victim, for_, now=now) or (
+            for_.num_preemptions > 0 and policy.takes_back(victim, for_, now=now)
+        )
 
     def _held_with(self, sequence: Sequence) -> Counter[str]:
         """Return the blocks of every tenant once a request is admitted, where tenants differ."""
@@ -313,9 +318,19 @@ class BlockAllocator:
         return None
 
     def _next_victim(self, grower: Sequence) -> Sequence | None:
-        """Return who loses blocks to ``grower``: who gives way, even itself, else the last."""
+        """Return who loses blocks to ``grower``: who gives way, even itself, else the last.
+
+        Whom the policy spares loses them to other spared ones alone.
+        """
         if (place := self._first_to_yield()) is not None:
             return place[2].candidate
+        behind = [place[2].candidate for place in self._running[self.turn : self.end]]
+        behind = [each for each in behind if each.stage is Stage.RUNNING]
+        is_spared = self._policy.is_spared
+        if any(map(is_spared, behind)) and not self._policy.gives_way(grower):
+            others = [each for each in behind if not is_spared(each)]
+            if others or not is_spared(grower):
+                return others[-1] if others else grower
         while self.end > self.turn:
             victim = self._running[self.end - 1][2].candidate
             if victim.stage is Stage.RUNNING and self._policy.gives_way(grower):

@@ -242,6 +242,10 @@ class Headway(Batching, CostReader):
         """Return whether it is long and has not joined the critical, or yields by its class."""
         return candidate.yields or self._yields_blocks(candidate, self._ranked_at)
 
+    def is_spared(self, candidate: Candidate) -> bool:
+        """Return whether somebody reads it, or waits for its first visible token."""
+        return not candidate.yields and (candidate.opens_answer or _is_read(candidate))
+
     def _yields_blocks(self, candidate: Candidate, now: float) -> bool:
         return self._is_long(candidate) and now < self._joins_at(candidate)
 
@@ -257,6 +261,15 @@ class Headway(Batching, CostReader):
         if _takes_what_is_left(victim, now):
             return True
         return self._yields_blocks(victim, now) and not self._is_long(for_)
+
+    def takes_back(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
+        """Return whether a reader's tokens run out, and nobody reads the victim, which came later.
+
+        First come, first served would have taken the victim's blocks before the reader's.
+        """
+        if not _is_read(for_) or for_.yields or self.is_spared(victim):
+            return False
+        return victim.due_at > for_.due_at and self._clocks.look(for_, now).is_critical
 
     def forget(self, key: StreamKey) -> None:
         """Forget its reader, and that it joined the critical."""

@@ -177,6 +177,10 @@ class Batching(ABC):
         """Return whether it may lose its blocks ahead of need."""
         return False
 
+    def is_spared(self, candidate: Candidate) -> bool:
+        """Return whether all others lose their blocks to growth before it does."""
+        return False
+
     @abstractmethod
     def rank(self, candidate: Candidate, *, now: float) -> Ranked:
         """Return its rank, whatever order candidates are asked about in."""
@@ -184,6 +188,10 @@ class Batching(ABC):
     def may_preempt(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
         """Return whether a running request may yield to a waiting one that ranks before it."""
         return True
+
+    def takes_back(self, victim: Candidate, for_: Candidate, *, now: float) -> bool:
+        """Return whether one that lost its blocks may have them from a running one after all."""
+        return False
 
     def levels_spent(self, key: StreamKey) -> int:
         """Return the levels whose credit a request has spent; it takes them along when it moves."""
