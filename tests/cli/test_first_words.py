@@ -89,6 +89,8 @@ def test_help_imports_nothing_that_takes_long(
         ("simulate nope", HEAVY, "nope"),
         ("simulate chat-and-reasoning --preset nope", HEAVY, "preset is 'nope'"),
         ("reproduce sbs --policy batching=nope", HEAVY, "batching is 'nope'"),
+        ("reproduce sbs --profile llama-8b-a100", HEAVY, "it must be for topology alone"),
+        ("reproduce topology --profile nope", HEAVY, "there is no profile 'nope'"),
         ("plan", HEAVY, "required: --trace"),
         ("profile run", HEAVY, "required: --out"),
         ("explain", MODELS, "required: request"),

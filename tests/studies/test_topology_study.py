@@ -13,9 +13,11 @@ from studies.topology import (
     LIMITS,
     OURS,
     PLAIN,
+    PROFILE_VARIABLE,
     UNIFIED,
     OnTopology,
     Traffic,
+    all_traffic,
     claims_of,
     keeps,
     limit_text,
@@ -70,6 +72,14 @@ def test_unified_instances_have_a_smaller_chunk_under_a_stricter_limit() -> None
     chunks = [SHORT.chunk(limit) for limit in LIMITS]
     assert chunks == sorted(chunks, reverse=True)
     assert chunks[0] > chunks[1]
+
+
+def test_the_map_is_of_the_gpu_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, lengths = SHORT.demand.requests_per_s, {t.name for t in all_traffic()}
+    monkeypatch.setenv(PROFILE_VARIABLE, "llama-8b-h100-measured")
+    assert 3.0 < SHORT.demand.requests_per_s / usual < 3.5
+    assert {t.name for t in all_traffic()} == lengths
+    assert "3P/8192+1D" in topologies()
 
 
 def test_a_run_says_what_share_keeps_its_limits() -> None:
