@@ -97,6 +97,10 @@ def test_further_flags_files_and_fields_of_the_pod_reach_it(
         ([*_PLAIN, "imagee=x"], "'imagee' not allowed"),
         ([*_PLAIN, 'pod.containers=["x"]'], "propertyName 'containers'"),
         ([*_PLAIN, "network.callers=[]"], "/network/callers"),
+        ([*_PLAIN, "network.callers=null"], "/network"),
+        ([*_PLAIN, 'network.callers=[{"ipBlock": {}}]'], "cidr"),
+        ([*_PLAIN, "replicas=1000000"], "/replicas"),
+        ([*_PLAIN, *_KEDA, "keda.minReplicas=11"], "keda.minReplicas is 11: at most"),
     ],
 )
 def test_wrong_values_are_refused_by_name(values: list[str], named: str) -> None:
@@ -116,9 +120,34 @@ def test_every_value_is_in_the_schema() -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(values, schema)
     for name in ("x, namespace: kube-system", "x}\n", "{{ .x }}", 'x"', "-x"):
-        for wrong in ({"gateway": name}, {"keda": {"deployment": name}}):
+        keda = {**values["keda"], "deployment": name}
+        for wrong in ({"gateway": name}, {"keda": keda}):
             with pytest.raises(jsonschema.ValidationError, match="does not match"):
                 jsonschema.validate({**values, **needed, **wrong}, schema)
+
+
+def test_no_value_may_be_taken_away() -> None:
+    """A null takes a default away; a network policy without callers lets everybody in."""
+    schema = json.loads((_CHART / "values.schema.json").read_text("utf-8"))
+    values = yaml.safe_load((_CHART / "values.yaml").read_text("utf-8"))
+    assert set(schema["required"]) == set(values)
+    for name in ("pool", "keda", "network"):
+        assert set(schema["properties"][name]["required"]) == set(values[name])
+
+
+@needs_helm
+@pytest.mark.parametrize("release", ["true", "null", "123", "1e3"])
+def test_a_release_may_have_a_name_that_yaml_takes_for_something_else(release: str) -> None:
+    for each in _objects([*_PLAIN, *_KEDA, "pool.name=theirs"], release).values():
+        assert each["metadata"]["name"] in (release, "theirs")
+        if each["kind"] in ("Deployment", "Role", "RoleBinding", "NetworkPolicy"):
+            kubernetes_validate.validate(each, "1.30", strict=True)
+
+
+@needs_helm
+def test_large_numbers_are_whole() -> None:
+    found = _objects([*_PLAIN, *_KEDA, "keda.owedTokens=2000000"])["ScaledObject"]
+    assert found["spec"]["triggers"][1]["metadata"]["threshold"] == "2000000"
 
 
 @needs_helm
