@@ -37,6 +37,7 @@ from services.runtime.channel import KEEPALIVE, tls_source
 from services.runtime.clock import Clock
 from services.runtime.config import host_and_port, is_loopback
 from services.runtime.essential import Ending, essential
+from services.runtime.identity.guard import Guard
 from services.runtime.identity.tls_files import server_credentials
 from services.runtime.kubernetes import require_client
 from services.runtime.logs import get_logger
@@ -96,7 +97,7 @@ class PickerService:
         """Listen, and begin to watch the endpoints."""
         config, undo = self._config, self._undo
         undo.callback(self._threads.shutdown, wait=False, cancel_futures=True)
-        server = grpc.aio.server(options=_OPTIONS)
+        server = grpc.aio.server(options=_OPTIONS, interceptors=(Guard(None),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         processor = ExternalProcessor(
             self._ask, self._responded, self._ended, config.max_body, self.bodies

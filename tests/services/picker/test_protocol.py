@@ -17,7 +17,7 @@ from headway.errors import HeadwayError
 from headway.request import Request
 from services.picker.config import PickerConfig
 from services.picker.prompts import Prompts
-from services.picker.service import INLINE_BYTES, MOST_READ
+from services.picker.service import EXT_PROC, INLINE_BYTES, MOST_READ
 from services.runtime.config import read_config
 from services.runtime.identity.roles import ServiceRole, server_name
 from tests.fakes.certificates import make_certificates
@@ -254,6 +254,20 @@ async def test_a_second_request_on_a_stream_is_refused_and_leaves_nothing_behind
             await exchange.send(headers(), *body(_BODY))
             assert (await exchange.read()).immediate_response.status.code == 400
         await until(lambda: not any(each.num_requests for each in service.endpoints()))
+
+
+async def test_what_is_no_message_is_refused_and_fills_no_log(
+    endpoints: Endpoints, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        picker(await endpoints.add()) as service,
+        grpc.aio.insecure_channel(service.address) as channel,
+    ):
+        call: Any = channel.stream_stream(f"/{EXT_PROC}/Process")()
+        await call.write(b"\xff\xff")
+        with pytest.raises(grpc.aio.AioRpcError, match="2 bytes are no message of this method"):
+            await call.read()
+    assert not caplog.records
 
 
 async def test_long_bodies_are_read_in_threads_and_the_longest_not_at_all(

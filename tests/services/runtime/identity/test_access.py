@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 from cryptography import x509
 from google.protobuf.descriptor import FileDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 import protos
 from headway.errors import Code, HeadwayError
@@ -21,6 +21,7 @@ from services.local.store import free_port
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
 from services.runtime.identity.access import WHO_MAY_CALL, require_access
+from services.runtime.identity.guard import as_client, by_certificate
 from services.runtime.identity.roles import Caller, ServiceRole, read_spiffe_id, spiffe_id
 from services.runtime.server import GrpcServer
 from tests.fakes.certificates import make_certificates
@@ -173,6 +174,59 @@ async def test_who_knows_the_secret_may_call_everything(tmp_path: Path) -> None:
         for method in WHO_MAY_CALL:
             assert (await code_of(channel, method))[0] is grpc.StatusCode.OK
     await server.stop(0)
+
+
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+async def test_what_is_no_message_is_refused_behind_the_check_and_fills_no_log(
+    tmp_path: Path, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ServiceConfig(cluster_secret_file=tmp_path / "secret")
+    server = GrpcServer(config)
+    address = await server.start()
+    async with (
+        grpc.aio.insecure_channel(address) as stranger,
+        open_channel(address, config, ServiceRole.WORKER) as peer,
+    ):
+        for channel, code in (
+            (stranger, grpc.StatusCode.UNAUTHENTICATED),
+            (peer, grpc.StatusCode.INVALID_ARGUMENT),
+        ):
+            call: Any = channel.unary_unary(f"/grpc.health.v1.Health/{method}")
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(b"\xff\xff")
+            assert refused.value.code() is code
+    assert not caplog.records
+    await server.stop(0)
+
+
+async def test_a_stream_ends_at_what_is_no_message(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ServiceConfig(cluster_secret_file=tmp_path / "secret", grpc_reflection=True)
+    server = GrpcServer(config)
+    address = await server.start()
+    async with open_channel(address, config, ServiceRole.WORKER) as peer:
+        call: Any = peer.stream_stream(f"/{reflection.SERVICE_NAME}/ServerReflectionInfo")()
+        await call.write(b"\xff\xff")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not caplog.records
+    await server.stop(0)
+
+
+@pytest.mark.parametrize("name", ["spiffe_id", "common_name"])
+def test_a_certificate_whose_name_is_no_text_is_read_all_the_same(name: str) -> None:
+    class Context:
+        def auth_context(self) -> Any:
+            key = {"spiffe_id": "peer_spiffe_id", "common_name": "x509_common_name"}[name]
+            return {key: [b"spiffe://c/worker/\xff"]}
+
+    context = cast("Any", Context())
+    if name == "common_name":
+        assert as_client(context).name == "client spiffe://c/worker/\ufffd"
+    else:
+        assert by_certificate("c")(context).roles == {ServiceRole.WORKER}
 
 
 async def test_a_proof_for_the_advertised_port_opens_the_port_behind_it(tmp_path: Path) -> None:
