@@ -6,18 +6,18 @@ What the other key feels is measured in its own time alone: the same request on 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 import httpx
 
-from bench.abuses.catalogue import COMPLETIONS, Abuse, Manner
+from bench.abuses.abuser import Abuser, abuser_at
+from bench.abuses.catalogue import COMPLETIONS, Abuse
 from bench.runner.started import keyed_options, started
 from services.gateway.auth import key_line, new_key
 from services.local.options import WorkerCounts
@@ -77,23 +77,40 @@ class Abused:
         lines = [key_line(name, key, operator=name == _OPERATOR) for name, key in keys.items()]
         flags = ("--least-pass-time", f"{self.least_pass_time:g}") if self.least_pass_time else ()
         options = keyed_options(lines, folder, self.model, self.preset, self.workers, *flags)
-        async with started(options, folder) as cluster:
-            trials = Trials(cluster.url, options.served_name, keys, self)
+        rows = []
+        async with (
+            started(options, folder) as cluster,
+            trials_at(cluster.url, options.served_name, keys, self) as trials,
+        ):
             await trials.warm_up()
-            rows = []
             for abuse in abuses:
                 say(abuse.name)
                 rows.append(await trials.measure(abuse))
         return rows
 
 
-class Trials:
-    """Clients of both keys at one gateway."""
+@asynccontextmanager
+async def trials_at(
+    url: str, model: str, keys: dict[str, str], sizes: Abused
+) -> AsyncIterator[Trials]:
+    """Start the abuser's process, and open a client of the other key."""
+    headers = {"authorization": f"Bearer {keys[_OTHER]}"}
+    async with (
+        abuser_at(url, model, keys[_ABUSER], keys[_OPERATOR]) as abuser,
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=_PATIENCE) as client,
+    ):
+        yield Trials(abuser, client, model, sizes)
 
-    def __init__(self, url: str, model: str, keys: dict[str, str], sizes: Abused) -> None:
-        self._url = url
+
+class Trials:
+    """An abuser and a client of the other key at one gateway."""
+
+    def __init__(
+        self, abuser: Abuser, client: httpx.AsyncClient, model: str, sizes: Abused
+    ) -> None:
+        self._abuser = abuser
+        self._client = client
         self._model = model
-        self._keys = keys
         self._sizes = sizes
         self._alone: list[float] = []
         self._text = ""
@@ -101,31 +118,28 @@ class Trials:
     async def warm_up(self) -> None:
         """Ask alone, for the time and the tokens that the answers are compared with."""
         trial = AbuseTrial("alone", 1.0)
-        async with self._client(_OTHER) as client:
-            await self._ask(client, trial)
-            trial.seconds.clear()
-            for _ in range(2 * self._sizes.num_asked):
-                await self._ask(client, trial)
+        await self._ask(trial)
+        trial.seconds.clear()
+        for _ in range(2 * self._sizes.num_asked):
+            await self._ask(trial)
         self._alone = trial.seconds
 
     async def measure(self, abuse: Abuse) -> AbuseTrial:
         """Return what the other key feels of an abuse."""
         trial = AbuseTrial(abuse.name, median(self._alone))
-        async with self._client(_OTHER) as client:
-            await self._settle(client, trial.alone)
-            tasks = [asyncio.create_task(self._abuse(abuse, trial)) for _ in range(abuse.at_once)]
-            try:
-                await asyncio.sleep(self._sizes.head_start)
-                until = time.monotonic() + self._sizes.longest
-                while len(trial.seconds) < self._sizes.num_asked and (
-                    not trial.seconds or time.monotonic() < until
-                ):
-                    await self._ask(client, trial)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                ended = await asyncio.gather(*tasks, return_exceptions=True)
-        trial.faults += [repr(each) for each in ended if isinstance(each, Exception)]
+        await self._settle(trial.alone)
+        await self._abuser.begin(abuse)
+        try:
+            await asyncio.sleep(self._sizes.head_start)
+            until = time.monotonic() + self._sizes.longest
+            while len(trial.seconds) < self._sizes.num_asked and (
+                not trial.seconds or time.monotonic() < until
+            ):
+                await self._ask(trial)
+        finally:
+            ended = await self._abuser.end()
+        trial.statuses.update(ended.statuses)
+        trial.faults += ended.errors
         trial.faults += [
             f"the abuser was answered {status} {count} times"
             for status, count in trial.statuses.items()
@@ -133,15 +147,15 @@ class Trials:
         ]
         return trial
 
-    async def _settle(self, client: httpx.AsyncClient, alone: float) -> None:
+    async def _settle(self, alone: float) -> None:
         """Ask until an answer comes as it does alone: the abuse before left work behind."""
         until, asked = time.monotonic() + self._sizes.settles, AbuseTrial("settling", alone)
         while time.monotonic() < until:
-            await self._ask(client, asked)
+            await self._ask(asked)
             if asked.seconds[-1] <= _QUIET * alone:
                 return
 
-    async def _ask(self, client: httpx.AsyncClient, trial: AbuseTrial) -> None:
+    async def _ask(self, trial: AbuseTrial) -> None:
         body = {
             "model": self._model,
             "prompt": "Once upon a time",
@@ -151,7 +165,7 @@ class Trials:
         }
         began_at = time.monotonic()
         try:
-            answer = await client.post(COMPLETIONS, json=body)
+            answer = await self._client.post(COMPLETIONS, json=body)
         except httpx.TransportError as error:
             trial.faults.append(f"the other key was not answered: {error!r}")
             return
@@ -164,61 +178,3 @@ class Trials:
         self._text = self._text or text
         if text != self._text:
             trial.faults.append(f"the other key got {text!r} in place of {self._text!r}")
-
-    # --- the abuser -----------------------------------------------------------------------
-
-    async def _abuse(self, abuse: Abuse, trial: AbuseTrial) -> None:
-        if abuse.manner in (Manner.READS, Manner.LEAVES):
-            async with self._client(_OPERATOR if abuse.is_operator else _ABUSER) as client:
-                while True:
-                    trial.statuses[await self._send(client, abuse)] += 1
-        while True:
-            with suppress(OSError):
-                await self._hold(abuse)
-
-    async def _send(self, client: httpx.AsyncClient, abuse: Abuse) -> int:
-        sent = abuse.sent(self._model)
-        method, headers = "POST" if sent else "GET", {"x-request-id": "abuse"}
-        request = client.build_request(method, abuse.path, json=sent or None, headers=headers)
-        try:
-            answer = await client.send(request, stream=True)
-        except httpx.TransportError:  # it was cut off, for instance while it sent too much
-            return 0
-        try:
-            async for _ in answer.aiter_raw():
-                if abuse.manner is Manner.LEAVES:
-                    break
-        except httpx.TransportError:
-            return 0
-        finally:
-            await answer.aclose()
-        return answer.status_code
-
-    async def _hold(self, abuse: Abuse) -> None:
-        """Open a connection, send what the abuse sends, and keep it until it is closed."""
-        url = httpx.URL(self._url)
-        reader, writer = await asyncio.open_connection(url.host, url.port)
-        try:
-            if abuse.manner is not Manner.HANGS:
-                body = json.dumps(abuse.sent(self._model)).encode()
-                head = (
-                    f"POST {abuse.path} HTTP/1.1\r\nHost: {url.host}:{url.port}\r\n"
-                    f"Authorization: Bearer {self._keys[_ABUSER]}\r\n"
-                    f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-                )
-                half = body[: len(body) // 2] if abuse.manner is Manner.STALLS else body
-                writer.write(head.encode() + half)
-                await writer.drain()
-            if abuse.manner is Manner.STARES:
-                await asyncio.Event().wait()
-            await reader.read()
-        finally:
-            writer.close()
-
-    @asynccontextmanager
-    async def _client(self, name: str) -> AsyncIterator[httpx.AsyncClient]:
-        headers = {"authorization": f"Bearer {self._keys[name]}"}
-        async with httpx.AsyncClient(
-            base_url=self._url, headers=headers, timeout=_PATIENCE
-        ) as client:
-            yield client

@@ -139,6 +139,8 @@ class ServiceConfig(BaseSettings):
 
     serves_clients: ClassVar[bool] = False
     """True if ``listen`` is for clients, who are no services of the cluster."""
+    reads_in_turn: ClassVar[bool] = False
+    """True if peers' messages wait on their side, where they take turns, until they are read."""
 
     @classmethod
     def service_name(cls) -> str:

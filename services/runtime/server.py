@@ -27,6 +27,8 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 MOST_CLIENTS, _MOST_PEERS = 1024, 4096
 """Connections of gRPC clients, and of services; one more is closed at once."""
 _PEER_OPTIONS = (("grpc.http2.max_ping_strikes", 0),)
+_READ_IN_TURN = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 8192))
+"""A peer's next messages wait on its side: what gRPC has taken is read in the order it came."""
 _CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_connection_idle_ms", 60_000),  # a client that asks again connects again
     ("grpc.max_concurrent_streams", 256),  # of a connection; a client's further calls wait
@@ -70,6 +72,7 @@ class GrpcServer:
         )
         # Of an option that is given twice the first one counts.
         options = (*_OPTIONS, most, *(_CLIENT_OPTIONS if for_clients else _PEER_OPTIONS))
+        options = (*options, *(_READ_IN_TURN if config.reads_in_turn else ()))
         self._server = grpc.aio.server(options=options, interceptors=(guard,))
         self._health = _Health()
         self._serving, self._ready = False, True

@@ -36,6 +36,9 @@ _REFUSED = 2
 _FINAL = (Code.FAILED_PRECONDITION, Code.INVALID_ARGUMENT)
 """Exit status of a start that would fail again: the supervisor tries no more."""
 _MOST_FILES = 65_536
+_TURN = 5e-4
+"""Seconds that a thread holds the interpreter while another waits for it: an answer passes the
+event loop a dozen times, beside threads that read others' requests or compute their passes."""
 _LAST_PATIENCE = 5.0
 """Seconds that a service has to let go after one of its essential tasks has ended."""
 
@@ -85,6 +88,7 @@ def run_service(
     number at a second signal.
     """
     _allow_many_files()
+    sys.setswitchinterval(_TURN)
     names = (config.service_name(), config.service_id)
     lines = configure_logs(config.log_level, config.log_format, *names)
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from headway.core.scheduler.settings import Graces, SchedulerSettings
@@ -14,6 +16,8 @@ _DEFAULTS = SchedulerSettings()
 
 class SchedulerConfig(PresetConfig):
     """Options of a scheduler: its limits, besides the preset."""
+
+    reads_in_turn: ClassVar[bool] = True
 
     prefix_hits: bool = Field(
         True, description="prefer units that prefilled prompts with the same beginning"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from headway.core.scheduler.events import WorkerGone, WorkerReported
+from headway.core.scheduler.order_turns import OrderTurns
 from headway.core.worker.leaders import is_superseded
 from headway.errors import invalid
-from headway.messages import ControlHello, EndForward, FromWorker, Order, Snapshot
+from headway.messages import Accepted, ControlHello, EndForward, FromWorker, Order, Snapshot
 from services.runtime import wire
 from services.runtime.config import ServiceConfig
 from services.runtime.essential import end_tasks, essential
@@ -42,6 +43,7 @@ class WorkerLink:
         self._refused = refused
         self._num_units = 0
         self._model = ""
+        self._turns = OrderTurns()
         self._log = get_logger().bind(worker_id=worker_id)
         self._stream: Dialled[Order] = Dialled(
             config,
@@ -61,15 +63,24 @@ class WorkerLink:
 
     def send(self, order: Order) -> None:
         """Queue one order; cut off a worker that does not read."""
-        if not self._stream.send(order):
-            self._log.warning("worker_does_not_read", num_orders=self._max_queued)
+        if not self._stream.is_open:
+            return
+        orders = self._turns.take(order)
+        if len(self._turns) > self._max_queued:
+            orders = (*orders, *self._turns.flush())
+        self._send(orders)
+
+    def _send(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            if not self._stream.send(order):
+                self._log.warning("worker_does_not_read", num_orders=self._max_queued)
 
     async def close(self) -> None:
         """Close the stream for good."""
         await end_tasks(self._task)
 
     async def _attempt(self) -> None:
-        self._model = ""
+        self._model, self._turns = "", OrderTurns()
         reason = await self._stream.once(self._address, Outbox(self._max_queued))
         if is_superseded(reason):
             self._log.warning("worker_follows_another_leader", reason=reason)
@@ -94,7 +105,20 @@ class WorkerLink:
         for unit in _units(message):
             if unit >= self._num_units:
                 raise invalid("unit", unit, f"below the worker's {self._num_units} DP units")
+        for dispatch_id in _taken(message):
+            self._send(self._turns.taken(dispatch_id))
         self._post(WorkerReported(self._worker_id, message))
+
+
+def _taken(message: FromWorker) -> Sequence[int]:
+    """Return the dispatches that the worker has taken."""
+    match message:
+        case Accepted(dispatch_id):
+            return (dispatch_id,)
+        case EndForward(dispatch_ids=dispatch_ids):
+            return dispatch_ids
+        case _:
+            return ()
 
 
 def _units(message: FromWorker) -> list[int]:

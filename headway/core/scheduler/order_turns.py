@@ -1,0 +1,90 @@
+"""Orders to one worker, while it has not taken earlier ones: dispatches of tenants take turns.
+
+A worker takes a dispatch in a fraction of a millisecond. So thousands that one tenant's requests
+have set free would hold up another's for seconds, in the order in which they were sent. No more
+than a few are on their way. The others wait here, and whose turn it is goes next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from headway.messages import CancelStream, Dispatch, Order, Tuned, WantedReports
+from headway.request import StreamKey
+
+MOST_UNTAKEN = 16
+"""Requests on their way to a worker: what it takes in some 5 ms."""
+
+
+class OrderTurns:
+    """The orders to a worker that wait; what a call returns is to be sent, in order.
+
+    A dispatch has its turn among those of other tenants (that of its first request). A cancel
+    stays behind its dispatch. Any other order that names requests, or sends the worker away, goes
+    behind all that was ordered before it.
+    """
+
+    def __init__(self, most: int = MOST_UNTAKEN) -> None:
+        self._most = most
+        self._untaken: dict[int, int] = {}
+        """Requests of each dispatch that is on its way."""
+        self._num_untaken = 0
+        self._lanes: dict[str, deque[Order]] = {}
+        """Orders that wait, by tenant; the one whose turn is next first."""
+        self._held: dict[StreamKey, str] = {}
+        """The lanes of requests whose dispatch waits."""
+
+    def __len__(self) -> int:
+        """Number of requests that wait."""
+        return len(self._held)
+
+    def take(self, order: Order) -> Sequence[Order]:
+        """Take an order; return what goes to the worker now."""
+        match order:
+            case Dispatch(batches=batches):
+                requests = [request for batch in batches for request in batch.requests]
+                tenant = requests[0].standing.tenant if requests else ""
+                self._lanes.setdefault(tenant, deque()).append(order)
+                self._held |= dict.fromkeys([each.key for each in requests], tenant)
+                return self._next()
+            case CancelStream(key) if key in self._held:
+                self._lanes[self._held[key]].append(order)
+                return ()
+            case CancelStream() | Tuned() | WantedReports():
+                return (order,)
+            case _:
+                return (*self.flush(), order)
+
+    def taken(self, dispatch_id: int) -> Sequence[Order]:
+        """Note that the worker has taken a dispatch; return what goes to it now."""
+        self._num_untaken -= self._untaken.pop(dispatch_id, 0)
+        return self._next()
+
+    def flush(self) -> Sequence[Order]:
+        """Return all that waits."""
+        orders = []
+        while self._lanes:
+            orders.append(self._pop())
+        return orders
+
+    def _next(self) -> Sequence[Order]:
+        orders = []
+        while self._lanes and self._num_untaken < self._most:
+            orders.append(self._pop())
+        return orders
+
+    def _pop(self) -> Order:
+        """Take the next order, whose lane then goes behind the others."""
+        tenant = next(iter(self._lanes))
+        lane = self._lanes.pop(tenant)
+        order = lane.popleft()
+        if lane:
+            self._lanes[tenant] = lane
+        if isinstance(order, Dispatch):
+            keys = [request.key for batch in order.batches for request in batch.requests]
+            for key in keys:
+                self._held.pop(key, None)
+            self._untaken[order.dispatch_id] = len(keys)
+            self._num_untaken += len(keys)
+        return order
