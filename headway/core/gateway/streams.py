@@ -73,7 +73,7 @@ class Lack(NamedTuple):
 
     def error(self, now: float) -> HeadwayError:
         """Return the refusal of its requests."""
-        text = f"{self.reason}, for {now - self.since:.0f} s; try again soon"
+        text = f"{self.reason}, for {max(0.0, now - self.since):.0f} s; try again soon"
         return HeadwayError(Code.UNAVAILABLE, text, retry_after=1.0)
 
 
@@ -177,16 +177,26 @@ class Streams:
         return (self._lacks.get(model) or self._lacks.get("")) if self.is_connected else None
 
     def unserved(self, model: str, now: float) -> HeadwayError | None:
-        """Return why no request of a model is taken any more, or None."""
-        lack = self.lack_of(model)
-        is_over = lack is not None and lack.since + self._settings.worker_patience <= now
-        return lack.error(now) if lack is not None and is_over else None
+        """Return why no request of a model is taken any more, or None.
+
+        That workers are missing is the store's word, which may know less than the scheduler does.
+        So another request has to stand still: its prompt was computed, and nobody goes on with it.
+        """
+        lack, before = self.lack_of(model), now - self._settings.worker_patience
+        if lack is None or lack.since > before:
+            return None
+        stands_still = any(
+            state.output and state.last_at <= before and state.request.model == model
+            for state in self.requests
+        )
+        return lack.error(now) if stands_still else None
 
     def _patience_with(self, state: OpenRequest) -> float:
         """Return until when it waits for workers. Who reads already waits until its deadline."""
         lack = self.lack_of(state.request.model)
-        waits = lack is not None and not state.output
-        return lack.since + self._settings.worker_patience if lack and waits else inf
+        if lack is None or state.output:
+            return inf
+        return max(lack.since, state.request.arrival_at) + self._settings.worker_patience
 
     # --- on workers -------------------------------------------------------------------
 

@@ -238,6 +238,8 @@ class StreamReply(HttpReplyBase):
         if self.style.prompt_alone:
             piece = NOTHING
         extra = self._extra(output) if self.keeps_tokens else iter(('"logprobs":null',))
+        if output.is_cut:
+            extra = chain(extra, (',"stop_reason":"deadline"',))
         so_far = self._usage() if self.style.continuous_usage else None
         if self.style.echo and is_first:
             text = text_parts(self._echo(output, piece.answer))
@@ -272,7 +274,7 @@ class StreamReply(HttpReplyBase):
             extra = chain(('"logprobs":',), scores)
         if self.style.return_token_ids:
             extra = chain(extra, (f',"token_ids":{dumps(token_ids)}',))
-        return chain(extra, (',"stop_reason":"deadline"',)) if output.is_cut else extra
+        return extra
 
     # --- long events ------------------------------------------------------------------
 
