@@ -26,6 +26,7 @@ from headway.messages import (
     Placed,
     Snapshot,
     ToGateway,
+    Tuned,
 )
 from headway.picture import ClusterPicture
 from headway.request import FinishReason, Request, SamplingParams, StreamKey
@@ -67,9 +68,9 @@ class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
         self.role = role
         self.address = ""
         self.held: tuple[HeldRequest, ...] = ()
-        self.silent = False
+        self.silent, self.accepts = False, True
         self.hellos: list[ControlHello] = []
-        self.orders: list[Dispatch | CancelStream] = []
+        self.orders: list[Dispatch | CancelStream | Tuned] = []
         self.server: GrpcServer | None = None
         self._reports: asyncio.Queue[FromWorker | None] = asyncio.Queue()
 
@@ -112,9 +113,9 @@ class EmulatedWorker(worker_pb2_grpc.WorkerServicer):
                 loads = (UnitLoad(0, 0, len(self.held), len(self.held), 90),)
                 self.report(Snapshot(self.info, loads, self.held))
             else:
-                assert isinstance(order, Dispatch | CancelStream)
+                assert isinstance(order, Dispatch | CancelStream | Tuned)
                 self.orders.append(order)
-                if isinstance(order, Dispatch):
+                if isinstance(order, Dispatch) and self.accepts:
                     self.report(Accepted(order.dispatch_id))
 
     def report(self, report: FromWorker) -> None:

@@ -10,8 +10,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from headway.messages import CancelStream, Dispatch, Order, Tuned, WantedReports
-from headway.request import StreamKey
+from headway.messages import (
+    CancelHandoff,
+    CancelStream,
+    Dispatch,
+    Handoff,
+    Order,
+    Tuned,
+    WantedReports,
+)
+from headway.request import Request, StreamKey
 
 MOST_UNTAKEN = 16
 """Requests on their way to a worker: what it takes in some 5 ms."""
@@ -20,9 +28,10 @@ MOST_UNTAKEN = 16
 class OrderTurns:
     """The orders to a worker that wait; what a call returns is to be sent, in order.
 
-    A dispatch has its turn among those of other tenants (that of its first request). A cancel
-    stays behind its dispatch. Any other order that names requests, or sends the worker away, goes
-    behind all that was ordered before it.
+    A dispatch has its turn among those of other tenants (that of its first request). An order for
+    one request, as its cancel, goes with its dispatch where that waits, and at once otherwise. Any
+    other order that names requests, or sends the worker away, goes behind all that was ordered
+    before it.
     """
 
     def __init__(self, most: int = MOST_UNTAKEN) -> None:
@@ -30,10 +39,10 @@ class OrderTurns:
         self._untaken: dict[int, int] = {}
         """Requests of each dispatch that is on its way."""
         self._num_untaken = 0
-        self._lanes: dict[str, deque[Order]] = {}
-        """Orders that wait, by tenant; the one whose turn is next first."""
-        self._held: dict[StreamKey, str] = {}
-        """The lanes of requests whose dispatch waits."""
+        self._lanes: dict[str, deque[Dispatch]] = {}
+        """Dispatches that wait, by tenant; the one whose turn is next first."""
+        self._held: dict[StreamKey, list[Order]] = {}
+        """Requests whose dispatch waits, with what goes right behind it."""
 
     def __len__(self) -> int:
         """Number of requests that wait."""
@@ -42,16 +51,20 @@ class OrderTurns:
     def take(self, order: Order) -> Sequence[Order]:
         """Take an order; return what goes to the worker now."""
         match order:
-            case Dispatch(batches=batches):
-                requests = [request for batch in batches for request in batch.requests]
+            case Dispatch():
+                requests = _requests(order)
+                is_repeated = any(request.key in self._held for request in requests)
+                earlier = self.flush() if is_repeated else ()
                 tenant = requests[0].standing.tenant if requests else ""
                 self._lanes.setdefault(tenant, deque()).append(order)
-                self._held |= dict.fromkeys([each.key for each in requests], tenant)
-                return self._next()
-            case CancelStream(key) if key in self._held:
-                self._lanes[self._held[key]].append(order)
+                self._held |= {request.key: [] for request in requests}
+                return (*earlier, *self._next())
+            case CancelStream(key) | Handoff(key=key) | CancelHandoff(key=key):
+                if key not in self._held:
+                    return (order,)
+                self._held[key].append(order)
                 return ()
-            case CancelStream() | Tuned() | WantedReports():
+            case Tuned() | WantedReports():
                 return (order,)
             case _:
                 return (*self.flush(), order)
@@ -63,28 +76,29 @@ class OrderTurns:
 
     def flush(self) -> Sequence[Order]:
         """Return all that waits."""
-        orders = []
+        orders = list[Order]()
         while self._lanes:
-            orders.append(self._pop())
+            orders += self._pop()
         return orders
 
     def _next(self) -> Sequence[Order]:
-        orders = []
+        orders = list[Order]()
         while self._lanes and self._num_untaken < self._most:
-            orders.append(self._pop())
+            orders += self._pop()
         return orders
 
-    def _pop(self) -> Order:
-        """Take the next order, whose lane then goes behind the others."""
+    def _pop(self) -> Sequence[Order]:
+        """Take the next dispatch and what goes with it; its lane then goes behind the others."""
         tenant = next(iter(self._lanes))
         lane = self._lanes.pop(tenant)
-        order = lane.popleft()
+        dispatch = lane.popleft()
         if lane:
             self._lanes[tenant] = lane
-        if isinstance(order, Dispatch):
-            keys = [request.key for batch in order.batches for request in batch.requests]
-            for key in keys:
-                self._held.pop(key, None)
-            self._untaken[order.dispatch_id] = len(keys)
-            self._num_untaken += len(keys)
-        return order
+        requests = _requests(dispatch)
+        self._untaken[dispatch.dispatch_id] = len(requests)
+        self._num_untaken += len(requests)
+        return [dispatch, *(o for request in requests for o in self._held.pop(request.key, ()))]
+
+
+def _requests(dispatch: Dispatch) -> Sequence[Request]:
+    return [request for batch in dispatch.batches for request in batch.requests]

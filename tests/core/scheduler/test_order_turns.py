@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.scheduler.order_turns import MOST_UNTAKEN, OrderTurns
-from headway.messages import CancelStream, Dispatch, Drain, GiveBack, Order, Tuned, UnitBatch
+from headway.messages import (
+    CancelHandoff,
+    CancelStream,
+    Dispatch,
+    Drain,
+    GiveBack,
+    Handoff,
+    Order,
+    Tuned,
+    UnitBatch,
+)
+from headway.request import StreamKey
 from headway.service_class import Standing
 from tests.fakes.scheduler_rig import key, make_request
 
@@ -17,6 +30,14 @@ from tests.fakes.scheduler_rig import key, make_request
 def dispatch(stream_id: int, tenant: str = "a") -> Dispatch:
     request = replace(make_request(stream_id), standing=Standing(tenant=tenant))
     return Dispatch(stream_id, (UnitBatch(0, (request,)),))
+
+
+def handoff(of: StreamKey) -> Order:
+    return Handoff(of, "d", "d:1", 0, 1)
+
+
+def cancel_handoff(of: StreamKey) -> Order:
+    return CancelHandoff(of, "d")
 
 
 def ids(orders: list[Order]) -> list[int]:
@@ -41,14 +62,31 @@ def test_a_worker_that_takes_what_it_is_sent_is_sent_all_at_once() -> None:
     assert len(turns) == 0
 
 
-def test_a_cancel_stays_behind_its_dispatch_and_passes_others() -> None:
+@pytest.mark.parametrize("order_for", [CancelStream, handoff, cancel_handoff])
+def test_an_order_for_a_request_goes_with_its_dispatch_and_passes_others(
+    order_for: Callable[[StreamKey], Order],
+) -> None:
     turns = OrderTurns(most=1)
     assert ids(list(turns.take(dispatch(1)))) == [1]
     assert not turns.take(dispatch(2))
-    assert turns.take(CancelStream(key(1))) == (CancelStream(key(1)),)
-    assert not turns.take(CancelStream(key(2)))
-    assert list(turns.taken(1)) == [dispatch(2)], "one is on its way again"
-    assert list(turns.taken(2)) == [CancelStream(key(2))]
+    assert not turns.take(dispatch(3))
+    assert list(turns.take(order_for(key(1)))) == [order_for(key(1))]
+    assert not turns.take(order_for(key(2)))
+    assert list(turns.taken(1)) == [dispatch(2), order_for(key(2))]
+    assert list(turns.taken(2)) == [dispatch(3)]
+
+
+def test_a_request_that_is_dispatched_again_keeps_the_order_of_its_orders() -> None:
+    """It came back from elsewhere, and another tenant's request is the first of its dispatch."""
+    turns, first, again = OrderTurns(most=1), dispatch(2), dispatch(4, "b")
+    again = replace(again, batches=(*again.batches, *dispatch(2).batches))
+    turns.take(dispatch(1, "b"))
+    turns.take(dispatch(3, "b"))
+    turns.take(first)
+    turns.take(CancelStream(key(2)))
+    sent = list(turns.take(again))
+    assert sent == [dispatch(3, "b"), first, CancelStream(key(2))]
+    assert list(turns.flush()) == [again]
 
 
 def test_what_names_requests_goes_behind_all_that_waits() -> None:

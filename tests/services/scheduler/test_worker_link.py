@@ -7,10 +7,20 @@ from dataclasses import replace
 
 from headway.cluster import UnitLoad
 from headway.core.scheduler.events import WorkerGone, WorkerReported
-from headway.messages import CancelStream, ControlHello, HeldRequest, Snapshot
+from headway.core.scheduler.order_turns import MOST_UNTAKEN
+from headway.messages import (
+    Accepted,
+    CancelStream,
+    ControlHello,
+    Dispatch,
+    HeldRequest,
+    Snapshot,
+    Tuned,
+    UnitBatch,
+)
 from services.runtime.config import ServiceConfig
 from services.scheduler.worker_link import WorkerLink
-from tests.fakes.scheduler_rig import Rig, key, until
+from tests.fakes.scheduler_rig import Rig, key, make_request, until
 from tests.fakes.worker_service import Leader, served
 
 
@@ -33,6 +43,36 @@ async def test_a_worker_that_does_not_read_is_cut_off_and_dialled_again(rig: Rig
     assert "3 messages are unread" in told[1].reason
     assert isinstance(told[2], WorkerReported)
     assert worker.orders == []
+
+
+async def test_dispatches_wait_until_the_worker_has_taken_earlier_ones_or_is_dialled_again(
+    rig: Rig,
+) -> None:
+    worker = await rig.worker("w")
+    worker.accepts = False
+    told: list[WorkerReported | WorkerGone] = []
+    hello, config = ControlHello("s", 1), ServiceConfig()
+    link = WorkerLink(config, "w", worker.address, hello, told.append, time.time, max_queued=99)
+    dispatches = [Dispatch(n, (UnitBatch(0, (make_request(n),)),)) for n in range(MOST_UNTAKEN + 4)]
+    try:
+        await until(lambda: len(told) == 1, "it greets")
+        for dispatch in dispatches:
+            link.send(dispatch)
+        await until(lambda: len(worker.orders) >= MOST_UNTAKEN, "so many are sent")
+        worker.report(Accepted(0))
+        await until(lambda: len(worker.orders) > MOST_UNTAKEN, "one more is sent")
+        link.send(Tuned(0.5))
+        await until(lambda: len(worker.orders) > MOST_UNTAKEN + 1, "this one does not wait")
+        assert worker.dispatched == [*range(MOST_UNTAKEN + 1)]
+        worker.orders.clear()
+        worker.hang_up()
+        await until(lambda: len(told) == 4, "it greets again")
+        link.send(dispatches[-1])
+        await until(lambda: bool(worker.orders), "the former orders are of no account")
+        assert worker.dispatched == [MOST_UNTAKEN + 3]
+    finally:
+        await link.close()
+    assert isinstance(told[2], WorkerGone)
 
 
 async def test_a_worker_that_has_seen_a_newer_leader_is_reported_as_refusing(
