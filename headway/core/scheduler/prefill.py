@@ -46,6 +46,8 @@ _LONGEST_REST = 1.0
 """Seconds between them at last."""
 SAVING_PERIOD = 16
 """T in a turn of a wait for room: blocks are saved in all of them but the first."""
+SAVED_FROM_ALL = 4
+"""T, after which blocks are saved for a request from readers' first tokens, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,18 +395,38 @@ class PrefillPool:
                 ([e for e in legacy if e.key not in taken], [e for e in new if e.key not in taken])
                 for legacy, new in groups
             ]
-        for legacy, new in groups:
-            first = self._pack_readers(legacy, new, rooms, hits, turn, own)
-            if first:
-                assigned += first
-                gone = {each.request.key for each in first}
-                legacy, new = ([e for e in part if e.key not in gone] for part in (legacy, new))
-            if self._saves_blocks(turn.worker_id, (*legacy, *new), rooms, now):
-                legacy, new = ([e for e in part if e.opens_answer] for part in (legacy, new))
-            assigned += self._packing.pack(
-                legacy, new, rooms, hits=hits, capped=turn.capped, own=own
-            )
+        for group in groups:
+            assigned += self._pack_group(*group, rooms, hits, turn, own, now)
         return assigned
+
+    def _pack_group(
+        self,
+        legacy: Sequence[Tracked],
+        new: Sequence[Tracked],
+        rooms: Sequence[Room],
+        hits: Hits[Tracked] | None,
+        turn: Turn,
+        own: Mapping[StreamKey, UnitId],
+        now: float,
+    ) -> list[Assigned[Tracked]]:
+        """Assign those of a group: who waits too long, readers' first tokens, and the others."""
+        pack = partial(self._packing.pack, rooms=rooms, hits=hits, capped=turn.capped, own=own)
+        assigned: list[Assigned[Tracked]] = []
+        head, num_waits = self._longest((*legacy, *new), now)
+        if head is not None and num_waits >= SAVED_FROM_ALL:
+            assigned += pack((head,), ())
+            if not assigned and self._saves(head, turn.worker_id, rooms):
+                return []
+            legacy, new = ([e for e in part if e is not head] for part in (legacy, new))
+            head, _ = self._longest((*legacy, *new), now)
+        first = self._pack_readers(legacy, new, rooms, hits, turn, own)
+        if first:
+            assigned += first
+            gone = {each.request.key for each in first}
+            legacy, new = ([e for e in part if e.key not in gone] for part in (legacy, new))
+        if head is not None and self._saves(head, turn.worker_id, rooms):
+            legacy, new = ([e for e in part if e.opens_answer] for part in (legacy, new))
+        return [*assigned, *pack(legacy, new)]
 
     def _pack_readers(
         self,
@@ -430,24 +452,27 @@ class PrefillPool:
             room.num_free_blocks -= num_blocks
         return assigned
 
-    def _saves_blocks(
-        self, worker_id: str, waiting: Sequence[Tracked], rooms: Sequence[Room], now: float
-    ) -> bool:
-        """Return whether this instance saves its blocks for a request that nobody reads yet.
+    def _longest(self, waiting: Sequence[Tracked], now: float) -> tuple[Tracked | None, int]:
+        """Return who has waited longest of those that nobody reads yet, and how many T.
 
-        It is the one that has waited longest: for T of the workers' order at least, and finds no
-        room. Smaller ones would take whatever is free before there is enough for it. Readers'
-        first tokens pass it all the same, and may leave too little for ever: so in one T
-        of ``SAVING_PERIOD`` nothing is saved, and the others go on. One instance of the pool saves.
+        None before T of the workers' order, and in one T of ``SAVING_PERIOD``: then nothing is
+        saved, and the others go on.
         """
         wait = self._state.costs.unread_wait(self.model)
         if not 0 < wait < inf:
-            return False
+            return None, 0
         held = self._dispatching.held
         unread = [e for e in waiting if not (e.opens_answer or e.yields or e.key in held)]
         head = min(unread, key=lambda entry: (entry.arrival_at, entry.key), default=None)
-        if head is None or int((now - head.arrival_at) / wait) % SAVING_PERIOD == 0:
-            return False
+        num_waits = 0 if head is None else int((now - head.arrival_at) / wait)
+        return (head, num_waits) if num_waits % SAVING_PERIOD else (None, 0)
+
+    def _saves(self, head: Tracked, worker_id: str, rooms: Sequence[Room]) -> bool:
+        """Return whether this instance saves its blocks for who has waited longest.
+
+        Smaller ones would take whatever is free before there is enough for it. Readers' first
+        tokens pass it all the same, until ``SAVED_FROM_ALL``. One instance of the pool saves.
+        """
         if any(room.fits(head.num_tokens) for room in rooms):
             return False
         if self._saving[0] != head.key or self._saving[1] not in self._active:

@@ -6,7 +6,7 @@ import pytest
 
 from headway.cluster import Role, UnitLoad
 from headway.core.scheduler.events import WorkerReported
-from headway.core.scheduler.prefill import SAVING_PERIOD
+from headway.core.scheduler.prefill import SAVED_FROM_ALL, SAVING_PERIOD
 from headway.messages import EndForward, UsedConstant
 from headway.service_class import NO_STANDING, ServiceClass, Standing
 from tests.fakes.scheduler_text import SchedulerHarness, make_info, short_pass
@@ -52,6 +52,19 @@ def test_smaller_ones_pass_it_until_it_has_waited_t_and_then_only_readers_do() -
     assert scheduler.dispatched("u") == [2, 4]
     report(scheduler, "u", free=90)
     assert scheduler.dispatched("u")[2:] == [1]
+
+
+def test_after_some_t_readers_pass_it_no_more_and_it_goes_first() -> None:
+    scheduler = make("u")
+    submit(scheduler, 1, 500)
+    scheduler.wait(SAVED_FROM_ALL * T + 0.1)
+    report(scheduler, "u")
+    submit(scheduler, 2, 50, reasons=False)
+    report(scheduler, "u")
+    assert scheduler.dispatched("u") == []
+    report(scheduler, "u", free=90)
+    report(scheduler, "u", free=40)
+    assert scheduler.dispatched("u") == [1, 2]
 
 
 def test_now_and_then_nothing_is_saved_so_that_no_other_starves() -> None:
