@@ -24,10 +24,14 @@ from services.gateway.preparation import Preparation
 class HistoryClient:
     """One client with one request."""
 
-    def __init__(self, world: ShellWorld, asking: Asking, gateway: str) -> None:
+    def __init__(
+        self, world: ShellWorld, asking: Asking, gateway: str, served_by: ProcessLife | None
+    ) -> None:
+        """``served_by``: the gateway's present life; None without one."""
         self._world = world
         self._asking = asking
         self._gateway = gateway
+        self._served_by = served_by
         self._call: Any = None
         self._has_ended = False
         life = ProcessLife(world.loop, "client")
@@ -62,7 +66,7 @@ class HistoryClient:
         if reply.finish_reason and not self._has_ended:
             self._has_ended = True
             reason = common_pb2.FinishReason.Name(reply.finish_reason)
-            self._world.record(Ended(name, now, reason))
+            self._world.record(Ended(name, self._due(now), reason))
 
     def _fail(self, error: grpc.aio.AioRpcError) -> None:
         if self._has_ended:
@@ -79,8 +83,14 @@ class HistoryClient:
         )
         is_excused = world.excuses(message, self._asked_at)
         silent_at = world.silent_at.get(self._gateway, -inf)
-        ended_at = silent_at if silent_at >= self._asked_at else now  # keepalive is slow to tell
+        is_silent = silent_at >= self._asked_at  # keepalive is slow to tell
+        ended_at = silent_at if is_silent else self._due(now)
         world.record(Failed(name, ended_at, code, message, is_excused))
+
+    def _due(self, now: float) -> float:
+        """Return when it would have been told: a gateway that stands still tells nothing."""
+        deadline_at = self._asked_at + self._world.scenario.request_timeout
+        return now if self._served_by is None else now - self._served_by.stood_still(deadline_at)
 
     def _leave(self) -> None:
         if not self._has_ended:

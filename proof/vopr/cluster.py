@@ -269,7 +269,9 @@ class ShellCluster:
 
     def submit(self, asking: Asking) -> None:
         """A client asks."""
-        HistoryClient(self.world, asking, f"g{asking.gateway % self.scenario.num_gateways}")
+        gateway = f"g{asking.gateway % self.scenario.num_gateways}"
+        process = self.processes.get(gateway)
+        HistoryClient(self.world, asking, gateway, process.life if process else None)
 
 
 def worker_spec(role: str, service_id: str) -> ProcessSpec:

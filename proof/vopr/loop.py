@@ -39,6 +39,8 @@ class ProcessLife:
         self.name = name
         self.is_alive = True
         self.is_paused = False
+        self._paused_at = 0.0
+        self._pause = 0.0, 0.0
         self.drag = 0.0
         self.handler: Callable[[dict[str, Any]], None] | None = None
         """Takes errors that nobody awaits."""
@@ -58,11 +60,18 @@ class ProcessLife:
     def pause(self) -> None:
         """Stand still, as after SIGSTOP."""
         self.is_paused = True
+        self._paused_at = self.loop.time()
 
     def resume(self) -> None:
         """Go on with all that has happened meanwhile."""
         self.is_paused = False
+        self._pause = self._paused_at, self.loop.time()
         self._drain_soon()
+
+    def stood_still(self, since: float) -> float:
+        """Return how long it has stood still since then, in its last pause; seconds."""
+        paused_at, resumed_at = self._pause
+        return max(0.0, resumed_at - max(paused_at, since))
 
     def end(self) -> None:
         """CallEnd at once, as after SIGKILL: no line of its code runs any more."""

@@ -51,6 +51,8 @@ def test_a_paused_process_does_what_it_missed_once_it_runs_again() -> None:
         await asyncio.sleep(1.2)
         for task in tasks:
             task.cancel()
+        assert [life.stood_still(since) for since in (0.0, 4.0, 4.5, 5.0)] == [3.0, 0.5, 0.0, 0.0]
+        assert beside.stood_still(0.0) == 0.0
 
     live(work(), loop)
     assert (seen, other) == ([1.0, 4.5, 5.5], [1.0, 2.0, 3.0, 4.0, 5.0])
