@@ -28,7 +28,7 @@ from results.output import make_console, make_table, num_cores, write_json
 from results.plots import provisioned
 from studies import bursts, conversations, plots, tokenscale, topology
 from studies.claims import Claim
-from studies.runs import KEEP_VARIABLE
+from studies.runs import KEEP_VARIABLE, PROFILE_VARIABLE
 
 _WIDTH = 180
 PAPERS = ("sbs", "uniboost", "star", "pascal", "tokenscale")
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     for question, name in parse_choice(*choice).policies.items():
         registry.find(question, name)
     variables = {
-        topology.PROFILE_VARIABLE: args.profile,
+        PROFILE_VARIABLE: args.profile,
         POLICY_VARIABLE: choice.policy,
         SET_VARIABLE: choice.set,
         KEEP_VARIABLE: str(args.keep or ""),

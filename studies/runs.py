@@ -29,6 +29,9 @@ from studies.claims import PerSeed, change, run_each
 from studies.warm import require_warm
 
 KEEP_VARIABLE = "HEADWAY_KEEP_RUNS"
+PROFILE_VARIABLE = "HEADWAY_STUDY_PROFILE"
+_CHOICES = ("HEADWAY_POLICY", "HEADWAY_SET", PROFILE_VARIABLE)
+"""Variables that change a study's rows: what is kept under other ones is not theirs."""
 Row = Mapping[str, float]
 _LONGEST = 1e7
 
@@ -109,13 +112,14 @@ def with_policies(
 class KeptRows:
     """Rows of a study's runs, and a file of JSON lines that keeps them, so that it may go on.
 
-    The file knows nothing of the code: rows of older code are to be removed by hand. A last line
-    that was cut off is left out.
+    The file knows the policies, parameters and profile that were chosen, and nothing of the code:
+    rows of older code are to be removed by hand. A last line that was cut off is left out.
     """
 
     def __init__(self, path: str, study: str) -> None:
         self._path = path
-        self._study = study
+        chosen = [f"{name}={value}" for name in _CHOICES if (value := os.environ.get(name))]
+        self._study = " ".join((study, *chosen))
         self.rows: dict[Job, Row] = {}
         if path and os.path.exists(path):
             with open(path, encoding="utf-8") as file:

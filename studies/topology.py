@@ -42,12 +42,12 @@ from headway.sim.records import Record
 from studies.claims import Bar, Claim
 from studies.compared import Expected, judged
 from studies.layouts import instances
-from studies.runs import Job, Results, Row, run, spec_of
+from studies.runs import PROFILE_VARIABLE, Job, Results, Row, run, spec_of
 from studies.warm import NUM_RESIDENCES, Residence
 
 PAPER = "topology"
-PROFILE, PROFILE_VARIABLE = "llama-8b-a100", "HEADWAY_STUDY_PROFILE"
-"""The profile of all instances, and the variable that names another one, or a file."""
+PROFILE = "llama-8b-a100"
+"""The profile of all instances; ``PROFILE_VARIABLE`` names another one, or a file."""
 NUM_GPUS = 4
 PROMPTS, OUTPUTS = (512, 2048, 8192), (32, 128)
 LIMITS = (inf, 0.1, 0.05, 0.025)

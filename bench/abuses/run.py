@@ -127,7 +127,7 @@ class Trials:
     async def measure(self, abuse: Abuse) -> AbuseTrial:
         """Return what the other key feels of an abuse."""
         trial = AbuseTrial(abuse.name, median(self._alone))
-        await self._settle(trial.alone)
+        trial.faults += [f"before it began: {fault}" for fault in await self._settle(trial.alone)]
         await self._abuser.begin(abuse)
         try:
             await asyncio.sleep(self._sizes.head_start)
@@ -147,13 +147,17 @@ class Trials:
         ]
         return trial
 
-    async def _settle(self, alone: float) -> None:
-        """Ask until an answer comes as it does alone: the abuse before left work behind."""
+    async def _settle(self, alone: float) -> Sequence[str]:
+        """Ask until an answer comes as it does alone: the abuse before left work behind.
+
+        Returns what was wrong with the answers.
+        """
         until, asked = time.monotonic() + self._sizes.settles, AbuseTrial("settling", alone)
         while time.monotonic() < until:
             await self._ask(asked)
             if asked.seconds[-1] <= _QUIET * alone:
-                return
+                break
+        return asked.faults
 
     async def _ask(self, trial: AbuseTrial) -> None:
         body = {

@@ -13,7 +13,7 @@ from cli.options import parse_seeds
 from headway.errors import HeadwayError
 from studies import cells, dominance, warm
 from studies.claims import PerSeed
-from studies.runs import KEEP_VARIABLE, Job, KeptRows, Results
+from studies.runs import KEEP_VARIABLE, PROFILE_VARIABLE, Job, KeptRows, Results
 from studies.systems import PLAIN
 
 
@@ -112,3 +112,18 @@ def test_a_study_goes_on_from_the_rows_that_were_kept(
     assert list(kept.rows) == jobs[:1]
     kept.add(jobs[0], {"value": 5.0})
     assert Results.of(_row, jobs, 1).rows == {jobs[0]: {"value": 5.0}, jobs[1]: {"value": 2.0}}
+
+
+@pytest.mark.parametrize("variable", ["HEADWAY_POLICY", "HEADWAY_SET", PROFILE_VARIABLE])
+def test_rows_of_other_policies_parameters_or_profiles_are_not_taken(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEEP_VARIABLE, str(tmp_path / "rows.jsonl"))
+    job = Job("s", "a", 1.0, 1)
+    for value, row in (("", 5.0), ("one", 6.0), ("another", 7.0)):
+        monkeypatch.setenv(variable, value)
+        kept = KeptRows(str(tmp_path / "rows.jsonl"), _row.__module__)
+        assert not kept.rows
+        kept.add(job, {"value": row})
+    monkeypatch.setenv(variable, "one")
+    assert Results.of(_row, [job], 1).rows == {job: {"value": 6.0}}

@@ -8,12 +8,11 @@ import pytest
 
 from headway.sim.records import Record, Segment
 from studies.claims import Claim
-from studies.runs import Job, Results
+from studies.runs import PROFILE_VARIABLE, Job, Results
 from studies.topology import (
     LIMITS,
     OURS,
     PLAIN,
-    PROFILE_VARIABLE,
     UNIFIED,
     OnTopology,
     Traffic,

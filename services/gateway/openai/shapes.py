@@ -195,7 +195,7 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
 
 
 def _is_finite(parsed: object) -> bool:
-    """Return whether no number in it was read as infinity; nothing is read into texts."""
+    """Return whether no number in it, however deep, was read as infinity."""
     left = [parsed]
     while left:
         value = left.pop()

@@ -511,6 +511,7 @@ def test_a_completion_asks_for_logprobs_by_number() -> None:
         (b'{"a": NaN}', "NaN"),
         (b'{"a": -Infinity}', "Infinity"),
         (b'{"a": [{"b": 1e400}]}', "beyond 1.8e308"),
+        (b'{"a": [' + b"1," * 5000 + b"[1e400]]}", "beyond 1.8e308"),
         (b'{"a": -' + b"9" * 250 + b"e99}", "beyond 1.8e308"),
         (b'{"a":' * 100_000, "deeply"),
         (b'{"a": ' + b"9" * 5000 + b"}", "JSON"),
