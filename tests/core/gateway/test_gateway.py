@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from headway.cluster import Role
 from headway.core.gateway.core import GatewayCore
-from headway.core.gateway.events import Deliver, SchedulerConnected, SchedulerDisconnected
+from headway.core.gateway.events import (
+    Deliver,
+    SchedulerConnected,
+    SchedulerDisconnected,
+    Submit,
+    WorkersMissing,
+)
 from headway.errors import Code
 from headway.messages import Lost, Placed, TokenBatch
-from headway.request import FinishReason, TokenLogprobs
+from headway.request import FinishReason, Request, SamplingParams, TokenLogprobs
 from headway.service_class import ServiceClass, Standing
 from tests.fakes.gateway_core import (
     SETTINGS,
@@ -51,6 +59,22 @@ def test_logprobs_travel_with_their_token() -> None:
     (action,) = core.handle(batch, now=1.0)
     assert isinstance(action, Deliver)
     assert [d.logprobs for d in action.deliveries] == [None, logprobs]
+
+
+@pytest.mark.parametrize(("lacking", "refused"), [("n", ["n"]), ("", ["m", "n"]), ("other", [])])
+def test_only_requests_of_models_that_lack_workers_are_refused(
+    lacking: str, refused: list[str]
+) -> None:
+    core = gateway(replace(SETTINGS, request_timeout=600.0, worker_patience=30.0))
+    core.handle(SchedulerConnected(), now=0.0)
+    for model in ("m", "n"):
+        asked = Request(model, model, (1,), SamplingParams(max_tokens=2), 0.0)
+        core.handle(Submit(asked), now=0.0)
+    core.handle(WorkersMissing({lacking: "no worker decodes"}), now=5.0)
+    assert failures_in(core.wake(now=34.0)) == []
+    failures = failures_in(core.wake(now=35.0))
+    assert [each.request_id for each in failures] == refused
+    assert all(each.error.message.startswith("no worker decodes, for 30 s") for each in failures)
 
 
 def test_backoff_doubles_up_to_its_limit_and_attempts_are_numbered() -> None:
