@@ -8,6 +8,7 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from headway.errors import HeadwayError
+from protos import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import server as runtime_server
 from services.runtime.channel import open_channel
 from services.runtime.config import ServiceConfig
@@ -113,6 +115,56 @@ async def is_sent_away_for_pings(address: str) -> bool:
                 writer.write(ping)
     writer.close()
     return pongs < 8
+
+
+class Unread(scheduler_pb2_grpc.SchedulerServicer):
+    """A scheduler that reads nothing before it is told to."""
+
+    def __init__(self) -> None:
+        self.may_read, self.num_read = asyncio.Event(), 0
+
+    async def Connect(
+        self, request_iterator: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[scheduler_pb2.SchedulerMessage]:
+        await self.may_read.wait()
+        async for _ in request_iterator:
+            self.num_read += 1
+        yield scheduler_pb2.SchedulerMessage()
+
+
+@pytest.mark.parametrize("reads_in_turn", [False, True])
+async def test_what_a_scheduler_has_not_read_waits_at_its_gateway(
+    reads_in_turn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte in small messages, and one message of a megabyte, which passes all the same."""
+    monkeypatch.setattr(ServiceConfig, "reads_in_turn", reads_in_turn)
+    server, unread = GrpcServer(config()), Unread()
+    server.add(unread)
+    address = await server.start()
+    small, large = (
+        scheduler_pb2.GatewayMessage(hello=scheduler_pb2.GatewayHello(gateway_id="g" * size))
+        for size in (1000, 10**6)
+    )
+    async with open_channel(address, config(), ServiceRole.SCHEDULER) as channel:
+        call = scheduler_pb2_grpc.SchedulerStub(channel).Connect()
+        sending = asyncio.create_task(_send(call, [small] * 1000))
+        if reads_in_turn:
+            done, _ = await asyncio.wait([sending], timeout=1.0)
+            assert not done
+        else:
+            await asyncio.wait_for(asyncio.shield(sending), 30)
+        unread.may_read.set()
+        await sending
+        await call.write(large)
+        await call.done_writing()
+        await call.read()
+    assert unread.num_read == 1001
+    await server.stop(0)
+
+
+async def _send(call: Any, messages: Sequence[Any]) -> None:
+    for message in messages:
+        await call.write(message)
 
 
 async def test_a_client_alone_is_sent_away_if_it_pings_without_pause() -> None:
