@@ -131,6 +131,12 @@ class Unread(scheduler_pb2_grpc.SchedulerServicer):
             self.num_read += 1
         yield scheduler_pb2.SchedulerMessage()
 
+    async def Explain(self, request: Any, context: Any) -> Any:
+        raise AssertionError("nobody asks")
+
+    async def Picture(self, request: Any, context: Any) -> Any:
+        raise AssertionError("nobody asks")
+
 
 @pytest.mark.parametrize("reads_in_turn", [False, True])
 async def test_what_a_scheduler_has_not_read_waits_at_its_gateway(
