@@ -320,13 +320,19 @@ class BlockAllocator:
     def _next_victim(self, grower: Sequence) -> Sequence | None:
         """Return who loses blocks to ``grower``: who gives way, even itself, else the last.
 
-        Whom the policy spares loses them to other spared ones alone.
+        Whom the policy spares loses them to other spared ones alone, and to tenants that its own
+        is ahead of.
         """
         if (place := self._first_to_yield()) is not None:
             return place[2].candidate
         behind = [place[2].candidate for place in self._running[self.turn : self.end]]
         behind = [each for each in behind if each.stage is Stage.RUNNING]
-        is_spared = self._policy.is_spared
+        levels = self._turns.levels
+        level = levels.get(grower.tenant, 0.0)
+
+        def is_spared(each: Sequence) -> bool:
+            return self._policy.is_spared(each) and levels.get(each.tenant, 0.0) <= level
+
         if any(map(is_spared, behind)) and not self._policy.gives_way(grower):
             others = [each for each in behind if not is_spared(each)]
             if others or not is_spared(grower):

@@ -112,6 +112,21 @@ def test_blocks_are_taken_from_who_holds_more_alone() -> None:
     assert held["mine"] <= held["flood"] <= held["mine"] + 3
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+def test_who_was_served_less_loses_no_blocks_as_it_grows_though_the_flood_is_read(
+    is_read: bool,
+) -> None:
+    """The policy spares readers, but not those of a tenant that is ahead."""
+    unit = make_planned(registry.make("batching", "headway"), chunk=64, blocks=64)
+    for number in range(24):
+        unit.come(number, 8, 200, standing=FLOOD)
+    unit.step(150)
+    mine = unit.come(100, 8, 100, standing=MINE, is_read=is_read)
+    while mine not in unit.ended:
+        unit.step()
+    assert mine.num_preemptions == 0
+
+
 def of(standing: Standing, name: int, max_tokens: int = 5, prompt: int = 8) -> Request:
     return replace(make_request(name, prompt, max_tokens=max_tokens), standing=standing)
 
