@@ -363,7 +363,10 @@ class WorkerCore(WorkerBase):
         turns.pass_time, turns.score_per_token = costs.pass_time, self._state.rates.score_per_token
         has_swaps = bool(swaps.swapped_out or swaps.swapped_in)
         seconds = result.pass_time - result.score_time
-        if not has_swaps and costs.ran(works, seconds, result.num_steps):
+        if has_swaps:
+            return
+        turns.took(works, seconds)
+        if costs.ran(works, seconds, result.num_steps):
             self._planner.learn(self._state.costs.costs)
 
     def _draw(self, sequence: Sequence, sampled: Sampled, step: float, now: float) -> bool:

@@ -14,7 +14,7 @@ them, none of theirs is admitted: it would hold blocks and wait.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, abc
 from collections.abc import Collection, Iterable
 from math import inf
 
@@ -25,6 +25,7 @@ from headway.core.worker.sequence import Sequence
 from headway.core.worker.unit import WorkerUnit
 from headway.core.worker.waiting import LEAST_WEIGHT
 from headway.cost.pass_time import PassTime
+from headway.cost.pass_time import Share as Work
 from headway.forward_pass import PassItem
 
 _LONGER = 2.0
@@ -35,6 +36,11 @@ _MOST_SCORED = 16.0
 
 _SCARCE = 4
 """Blocks are scarce while less than one in so many is free."""
+
+_FEW = 8
+"""Tokens: a pass of fewer says nothing of what one costs."""
+_LASTS = 0.95
+"""Of what an unexpectedly long pass has said, so much is left after each further one."""
 
 _ROUNDING = 1e-6
 """Share of a token by which sums of seconds may be off."""
@@ -52,6 +58,8 @@ class FairTurns:
         """The cost of passes here, as far as it is known."""
         self.score_per_token: float | None = None
         """Seconds for the log probabilities of a token of a prompt; None before any."""
+        self._excess = 0.0
+        """Seconds that a token takes more than ``pass_time`` says, by passes of late."""
         self._chunk_tokens = 1
         self._credit = CREDIT
         self._served: dict[str, float] = {}
@@ -165,6 +173,18 @@ class FairTurns:
                 part = max(0.0, part - counted) / share[name]
                 self._parts[name] = max(part, self._parts.get(name, 0.0))
 
+    def took(self, works: abc.Sequence[Work], seconds: float) -> None:
+        """Note how long a pass took, so much for each of its steps.
+
+        Costs are fitted to many passes. One that took far longer than they say tells at once that
+        so many items cost more: few say nothing of it where a pass has a least time.
+        """
+        self._excess *= _LASTS
+        num_tokens = max((work.prefill_tokens + work.batch for work in works), default=0)
+        expected = self.pass_time.lock_step(works)
+        if num_tokens >= _FEW and seconds > _LONGER * expected > 0:
+            self._excess = max(self._excess, (seconds - expected) / num_tokens)
+
     def _is_long(self) -> bool:
         """Return whether the pass takes much longer than for the one with the least in it."""
         base, one = self.pass_time.base, self.pass_time.per_request
@@ -209,7 +229,7 @@ class FairTurns:
     def _per_token(self, sequence: Sequence) -> float:
         known, start = self.pass_time, sequence.kv.num_computed
         if sequence.decoding:
-            return known.per_request + known.per_kv_token * start
+            return known.per_request + known.per_kv_token * start + self._excess
         per_token = known.per_prefill_token + known.per_prefill_context * start
         return per_token + self.per_score if sequence.is_scored else per_token
 

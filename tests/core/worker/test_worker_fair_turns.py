@@ -13,7 +13,7 @@ from headway.cluster import Role
 from headway.core.token_counters import CREDIT, OUTPUT_WEIGHT
 from headway.core.worker.lifecycle import Stage
 from headway.core.worker.sequence import Sequence
-from headway.cost.pass_time import PassTime
+from headway.cost.pass_time import PassTime, Share
 from headway.forward_pass import PassItem
 from headway.messages import CancelStream, Handoff, HandoffResult
 from headway.policies import registry
@@ -379,6 +379,30 @@ def test_a_flood_makes_others_passes_at_most_twice_as_long_by_what_passes_cost_h
     assert tokens(unit.step()) == {"flood": 5}  # who was here may come again
     unit.step(130)
     assert tokens(unit.step()) == {"flood": 12}
+
+
+def test_a_pass_far_longer_than_expected_bounds_a_floods_next_ones_until_costs_are_known() -> None:
+    unit = flooded()
+    turns = unit.planner.turns
+    turns.pass_time = PassTime(0.03)  # as passes of few with a least time say
+    unit.come(100, 4, 60, standing=MINE)
+    unit.step()
+    assert tokens(unit.step())["flood"] == 12
+    turns.took([Share(batch=13)], 0.03 + 13 * 0.01)
+    assert tokens(unit.step())["flood"] == 4
+    for _ in range(200):  # as expected
+        turns.took([Share(batch=4)], 0.03)
+    assert tokens(unit.step())["flood"] == 12
+
+
+def test_few_that_take_long_say_nothing_of_what_one_costs() -> None:
+    unit = flooded()
+    turns = unit.planner.turns
+    turns.pass_time = PassTime(0.03)
+    unit.come(100, 4, 20, standing=MINE)
+    unit.step()
+    turns.took([Share(batch=4)], 1.0)
+    assert tokens(unit.step())["flood"] == 12
 
 
 @pytest.mark.parametrize(
