@@ -294,8 +294,8 @@ async def test_a_malformed_frame_an_oversized_message_and_bad_utf8_leave_the_ser
     await asyncio.wait_for(reader.read(), 10)  # the connection is closed, with a GOAWAY at best
     async with grpc.aio.insecure_channel(running.grpc_address) as channel:
         for packed, code in (
-            (b"\x12\x04abc\xff", grpc.StatusCode.UNKNOWN),  # a prompt that is not UTF-8
-            (b"\xff\xff\xff", grpc.StatusCode.UNKNOWN),
+            (b"\x12\x04abc\xff", grpc.StatusCode.INVALID_ARGUMENT),  # a prompt that is not UTF-8
+            (b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
             (b"\x12" + b"x" * 5_000_000, grpc.StatusCode.RESOURCE_EXHAUSTED),
         ):
             call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
