@@ -16,13 +16,13 @@ import httpx
 
 from bench.abuses.catalogue import Abuse, Manner
 
-_PATIENCE = 90.0
-"""Seconds for one answer."""
+PATIENCE = 90.0
+"""Seconds for one answer, as for a user."""
 _BEGUN, _END = "begun", "end"
 
 
 class AbuseEnd(NamedTuple):
-    """What has come of an abuse for who did it: counts by status, and errors of the clients."""
+    """An abuse's outcome for who did it: answers by status, and errors of the clients."""
 
     statuses: Mapping[int, int]
     errors: list[str]
@@ -59,7 +59,7 @@ async def abuser_at(url: str, model: str, key: str, operator_key: str) -> AsyncI
         yield Abuser(ours)
     finally:
         ours.close()
-        await asyncio.to_thread(process.join, _PATIENCE)
+        await asyncio.to_thread(process.join, PATIENCE)
 
 
 def _run(connection: Connection, clients: _Clients) -> None:
@@ -105,7 +105,7 @@ class _Clients:
         }
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         return httpx.AsyncClient(
-            base_url=self.url, headers=headers, timeout=_PATIENCE, limits=limits
+            base_url=self.url, headers=headers, timeout=PATIENCE, limits=limits
         )
 
     async def keep_at(

@@ -16,15 +16,13 @@ from statistics import median
 
 import httpx
 
-from bench.abuses.abuser import Abuser, abuser_at
+from bench.abuses.abuser import PATIENCE, Abuser, abuser_at
 from bench.abuses.catalogue import COMPLETIONS, Abuse
 from bench.runner.started import keyed_options, started
 from services.gateway.auth import key_line, new_key
 from services.local.options import WorkerCounts
 
 _ABUSER, _OTHER, _OPERATOR = "abuser", "other", "operator"
-_PATIENCE = 90.0
-"""Seconds for one of the other key's answers, as for a user."""
 _QUIET = 1.5
 """Times the time alone: an answer as soon says that nothing is left behind."""
 _ONE = WorkerCounts(prefill=0, decode=0, unified=1)
@@ -97,7 +95,7 @@ async def trials_at(
     headers = {"authorization": f"Bearer {keys[_OTHER]}"}
     async with (
         abuser_at(url, model, keys[_ABUSER], keys[_OPERATOR]) as abuser,
-        httpx.AsyncClient(base_url=url, headers=headers, timeout=_PATIENCE) as client,
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE) as client,
     ):
         yield Trials(abuser, client, model, sizes)
 

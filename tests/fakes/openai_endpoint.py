@@ -48,7 +48,7 @@ class OpenAIEndpoint:
         """Sent in place of the list of models, if it is not empty."""
         self.bodies: list[dict[str, Any]] = []
         self.cookies: list[str | None] = []
-        """Of each stream's request; every answer sets one."""
+        """Cookies of each stream's request; every answer sets one."""
         self.num_hung_up = self.num_listings = self.num_begun = 0
 
     def answer(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:

@@ -39,6 +39,8 @@ from headway.policies.packing import NO_HITS, Assigned, Hits, Packing, Room
 from headway.policies.readers import GammaReader, constants_of
 from headway.request import Request, StreamKey
 
+Fill = Callable[[Sequence[Tracked], Sequence[Tracked]], list[Assigned[Tracked]]]
+"""Packs those left over and new ones into the rooms of a turn."""
 MAX_RETRY_AFTER = 60.0
 _MOST_FRUITLESS = 32
 """Turns that nobody can use before they are tried less often."""
@@ -395,8 +397,9 @@ class PrefillPool:
                 ([e for e in legacy if e.key not in taken], [e for e in new if e.key not in taken])
                 for legacy, new in groups
             ]
-        for group in groups:
-            assigned += self._pack_group(*group, rooms, hits, turn, own, now)
+        fill = partial(self._packing.pack, rooms=rooms, hits=hits, capped=turn.capped, own=own)
+        for legacy, new in groups:
+            assigned += self._pack_group(legacy, new, rooms, fill, turn.worker_id, now)
         return assigned
 
     def _pack_group(
@@ -404,41 +407,38 @@ class PrefillPool:
         legacy: Sequence[Tracked],
         new: Sequence[Tracked],
         rooms: Sequence[Room],
-        hits: Hits[Tracked] | None,
-        turn: Turn,
-        own: Mapping[StreamKey, UnitId],
+        fill: Fill,
+        worker_id: str,
         now: float,
     ) -> list[Assigned[Tracked]]:
         """Assign those of a group: who waits too long, readers' first tokens, and the others."""
-        pack = partial(self._packing.pack, rooms=rooms, hits=hits, capped=turn.capped, own=own)
         assigned: list[Assigned[Tracked]] = []
         head, num_waits = self._longest((*legacy, *new), now)
         if head is not None and num_waits >= SAVED_FROM_ALL:
-            assigned += pack((head,), ())
-            if not assigned and self._saves(head, turn.worker_id, rooms):
+            assigned += fill((head,), ())
+            if not assigned and self._saves(head, worker_id, rooms):
                 return []
             legacy, new = ([e for e in part if e is not head] for part in (legacy, new))
             head, _ = self._longest((*legacy, *new), now)
-        first = self._pack_readers(legacy, new, rooms, hits, turn, own)
+        first = self._pack_readers(legacy, new, rooms, fill, worker_id)
         if first:
             assigned += first
             gone = {each.request.key for each in first}
             legacy, new = ([e for e in part if e.key not in gone] for part in (legacy, new))
-        if head is not None and self._saves(head, turn.worker_id, rooms):
+        if head is not None and self._saves(head, worker_id, rooms):
             legacy, new = ([e for e in part if e.opens_answer] for part in (legacy, new))
-        return [*assigned, *pack(legacy, new)]
+        return [*assigned, *fill(legacy, new)]
 
     def _pack_readers(
         self,
         legacy: Sequence[Tracked],
         new: Sequence[Tracked],
         rooms: Sequence[Room],
-        hits: Hits[Tracked] | None,
-        turn: Turn,
-        own: Mapping[StreamKey, UnitId],
+        fill: Fill,
+        worker_id: str,
     ) -> list[Assigned[Tracked]]:
         """Assign readers' first tokens, where some of what is not free yields to them."""
-        yielding = self._instances[turn.worker_id].yielding
+        yielding = self._instances[worker_id].yielding
         beside = [yielding(room.unit.unit) for room in rooms]
         waited, fresh = ([e for e in part if e.passes_others] for part in (legacy, new))
         if not any(map(any, beside)) or not (waited or fresh):
@@ -446,7 +446,7 @@ class PrefillPool:
         for room, (num_tokens, num_blocks) in zip(rooms, beside, strict=True):
             room.capacity += num_tokens
             room.num_free_blocks += num_blocks
-        assigned = self._packing.pack(waited, fresh, rooms, hits=hits, capped=turn.capped, own=own)
+        assigned = fill(waited, fresh)
         for room, (num_tokens, num_blocks) in zip(rooms, beside, strict=True):
             room.capacity -= num_tokens
             room.num_free_blocks -= num_blocks

@@ -15,7 +15,6 @@ them, none of theirs is admitted: it would hold blocks and wait.
 from __future__ import annotations
 
 from collections import Counter, abc
-from collections.abc import Collection, Iterable
 from math import inf
 
 from headway.core.token_counters import CREDIT, OUTPUT_WEIGHT, PARTS_BEHIND
@@ -40,7 +39,7 @@ _SCARCE = 4
 _FEW = 8
 """Tokens: a pass of fewer says nothing of what one costs."""
 _LASTS = 0.95
-"""Of what an unexpectedly long pass has said, so much is left after each further one."""
+"""The part of what an unexpectedly long pass has said that is left after each further one."""
 
 _ROUNDING = 1e-6
 """Share of a token by which sums of seconds may be off."""
@@ -68,7 +67,7 @@ class FairTurns:
         """Credit that newcomers have left, in weighted tokens over their shares."""
         self._parts: dict[str, float] = {}
         """Credit that the pass takes of newcomers."""
-        self._floods: Collection[str] = ()
+        self._floods: abc.Collection[str] = ()
         """Tenants that ask for more than a newcomer's credit, where they decode, too."""
         self._seen: dict[str, int] = {}
         """Number of the last pass for which a tenant was there."""
@@ -125,7 +124,7 @@ class FairTurns:
         first = min(levels.values())
         return {name: level - first for name, level in levels.items()} if first else levels
 
-    def _hogs(self, unit: WorkerUnit) -> Collection[str]:
+    def _hogs(self, unit: WorkerUnit) -> abc.Collection[str]:
         """Return who holds more than its even part of a unit's blocks, where few are free."""
         pool = unit.pool
         if pool.num_free * _SCARCE > pool.num_blocks:
@@ -151,7 +150,7 @@ class FairTurns:
             self._fresh[name] -= spent
             self._served[name] += spent
 
-    def charge(self, shares: Iterable[Share], *, some_wait: bool) -> None:
+    def charge(self, shares: abc.Iterable[Share], *, some_wait: bool) -> None:
         """Count what a pass computes: its tokens, if some wait for a place in it.
 
         If it is long beside what one of the tenants has in it, that one waits for it: it counts

@@ -77,7 +77,7 @@ def test_an_order_for_a_request_goes_with_its_dispatch_and_passes_others(
 
 
 def test_a_request_that_is_dispatched_again_keeps_the_order_of_its_orders() -> None:
-    """It came back from elsewhere, and another tenant's request is the first of its dispatch."""
+    """One comes back from elsewhere, behind another tenant's request in its dispatch."""
     turns, first, again = OrderTurns(most=1), dispatch(2), dispatch(4, "b")
     again = replace(again, batches=(*again.batches, *dispatch(2).batches))
     turns.take(dispatch(1, "b"))
